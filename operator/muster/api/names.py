@@ -139,6 +139,9 @@ class ConditionType(str, Enum):
     GPUS_IDLE = "GPUsIdle"
     """True while the GPUs of all workers have been idle for longer than the queue's `idle` allows, and while the job is
     suspended for that. Unknown where nobody knows any more how busy they are. Absent before the first time."""
+    PRIORITY_CLASS_MISSING = "PriorityClassMissing"
+    """True while `priorityClassName` of a job that has run names no PriorityClass: the priority that it had counts
+    until it does. Absent before the first time."""
     TRACKING_REACHABLE = "TrackingReachable"
     """False while the tracker that `spec.tracking` names does not take what it is told; the message says why. The
     training goes on, and what is not told yet is kept for a while. Absent before the first word."""
@@ -197,7 +200,7 @@ class Reason(str, Enum):
     UNKNOWN_GPU_TYPE = "UnknownGpuType"
     """No node of the cluster has GPUs of `workers.gpuType`. The job starts when one does."""
     PRIORITY_CLASS_NOT_FOUND = "PriorityClassNotFound"
-    """`priorityClassName` names no PriorityClass."""
+    """`priorityClassName` names no PriorityClass. Of PriorityClassMissing, too."""
     CHECKPOINT_PATH_CONFLICT = "CheckpointPathConflict"
     """Another live job has the same `checkpoint.uri`; the message names it. The job starts when that one has ended, or
     is deleted or suspended."""
@@ -254,6 +257,10 @@ class Reason(str, Enum):
     """Its own part of a step takes longer than the gang's median by more than `health.slowerBy`."""
     EVEN_PACE = "EvenPace"
     """All ranks keep up."""
+
+    # PriorityClassMissing
+    PRIORITY_CLASS_FOUND = "PriorityClassFound"
+    """There is one of that name."""
 
     # GPUsIdle
     HARDLY_USED = "HardlyUsed"
@@ -405,6 +412,8 @@ class EventReason(str, Enum):
     """Asked to stop and go on elsewhere or with another size; the note says why."""
     TIME_IS_UP = "TimeIsUp"
     """Its window has closed or its budget is used up: the gang saves a checkpoint and stops."""
+    PRIORITY_CLASS_NOT_FOUND = "PriorityClassNotFound"
+    """The spec of a job that has run names a PriorityClass that is not there; the note says which priority counts."""
     DEADLINE_AT_RISK = "DeadlineAtRisk"
     """The deadline cannot be met any more; the note says by how much."""
     SUSPENDED = "Suspended"

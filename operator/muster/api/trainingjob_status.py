@@ -419,6 +419,9 @@ class TrainingJobStatus(Model):
     """What its nodes have done to the job, the oldest first; one for each node, cause and placement."""
     defaults: JobDefaults | None = None
     """What the queue's `defaultTemplate` filled in where the job says nothing; kept while the job is placed."""
+    priority: Annotated[int, Ge(-(2**31)), Le(2**31 - 1)] | None = None
+    """The value of its PriorityClass since it was first placed. It counts as long as there is none of the name that the
+    spec has. Gone while it is suspended."""
     replicas: Count | None = None
     """Workers that the job holds now."""
     workers: Annotated[str, Len(0, 16)] = ""

@@ -78,9 +78,11 @@ OBSTACLES: Final = frozenset(
 """The reasons of what `obstacle` finds."""
 
 
-def obstacle(namespace: str, spec: EffectiveSpec, world: World) -> Obstacle | None:
-    """The first thing that keeps the job from being planned, or None."""
-    return _queue(namespace, spec, world) or _priority(spec, world) or _gpu_type(spec, world) or _level(spec, world)
+def obstacle(namespace: str, spec: EffectiveSpec, world: World, *, ranked: bool = False) -> Obstacle | None:
+    """The first thing that keeps the job from being planned, or None. `ranked`: it has a priority from when it ran,
+    which counts while there is no PriorityClass of the name that its spec has."""
+    priority = None if ranked else _priority(spec, world)
+    return _queue(namespace, spec, world) or priority or _gpu_type(spec, world) or _level(spec, world)
 
 
 def _queue(namespace: str, spec: EffectiveSpec, world: World) -> Obstacle | None:
@@ -126,13 +128,20 @@ def _open(namespace: str, unmet: Sequence[str], labels: Mapping[str, str]) -> st
 
 
 def _priority(spec: EffectiveSpec, world: World) -> Obstacle | None:
-    if not spec.priority_class or spec.priority_class in world.priorities:
-        return None
-    known = [name for name in world.priorities if not name.startswith("system-") and name != world.gangs_priority]
-    return Obstacle(
-        Reason.PRIORITY_CLASS_NOT_FOUND,
-        f"there is no PriorityClass {spec.priority_class!r}; {there_are(spec.priority_class, known)}",
-    )
+    told = no_priority_class(spec.priority_class, world.priorities, world.gangs_priority)
+    return Obstacle(Reason.PRIORITY_CLASS_NOT_FOUND, told) if told else None
+
+
+def no_priority_class(name: str, priorities: Mapping[str, int], gangs_priority: str) -> str:
+    """What is wrong with the PriorityClass that a job names; "" where nothing is. Kubernetes' own, and that of all
+    gangs' pods, are there and not meant for jobs."""
+    if not name or name in priorities:
+        return ""
+    known = [one for one in priorities if not one.startswith("system-") and one != gangs_priority]
+    if known:
+        return f"there is no PriorityClass {name!r} for jobs; {there_are(name, known)}"
+    make = f"kubectl create priorityclass {name} --value=1000"
+    return f"there is no PriorityClass {name!r}, nor any other for jobs: have one made ({make}), or name none"
 
 
 def _gpu_type(spec: EffectiveSpec, world: World) -> Obstacle | None:

@@ -120,6 +120,7 @@ class Decisions:
             now,
             remark=priority_remark(record.planned[1], ceilings(snapshot)) if record.planned else "",
             defaults=record.defaults,
+            priority=record.planned[1].priority if record.planned else None,
         )
         told = find_condition(status.conditions, ConditionType.ADMITTED.value)
         # A job's ordinary life takes five writes: who waited for its first turn had its word, and has no Event as well.

@@ -69,7 +69,9 @@ class Inputs:
         renamed = record.placement is not None and flavours.renamed(record.spec, drawn_on, self._counts)
         choices = flavours.standing_choices(record.spec, choices, drawn_on, renamed=renamed)
         beyond = self._beyond(record, drawn_on or choices[0].flavour, renamed=renamed)
-        priority = world.priorities.get(record.spec.priority_class, 0)
+        priority = world.priorities.get(record.spec.priority_class)
+        if priority is None:  # it names none, or one that is not there: then what it had counts
+            priority = (record.job.status.priority or 0) if record.spec.priority_class else 0
         avoided = tuple(item.node for item in record.job.status.avoided if item.until > now)
         since = planning.submitted(record.job)
         levels = tuple(world.levels)
@@ -223,6 +225,13 @@ class Inputs:
             return flavours.Choice(NO_ACCELERATOR, (kind,))
         flavour = self._flavour_there(there) or f"{base.partition('/')[0]}/{kind}"
         return flavours.Choice(flavour, (kind,), renamed)
+
+    def no_priority_class(self, record: Record) -> str:
+        """What is wrong with the PriorityClass that the job names, or ""."""
+        name = record.spec.priority_class
+        if not name:
+            return ""
+        return admission.no_priority_class(name, self._cache.priorities(), self._settings.priority_class)
 
     def suits(self, record: Record, name: str, now: datetime) -> bool:
         """Whether a pod of the job could be bound to that node now, if there is room."""

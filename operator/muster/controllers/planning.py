@@ -261,10 +261,16 @@ def domain_of(snapshot: Snapshot, nodes: Index) -> str:
 
 
 def admitted(
-    job: TrainingJob, placement: Placement, now: datetime, *, remark: str = "", defaults: JobDefaults | None = None
+    job: TrainingJob,
+    placement: Placement,
+    now: datetime,
+    *,
+    remark: str = "",
+    defaults: JobDefaults | None = None,
+    priority: int | None = None,
 ) -> TrainingJobStatus:
-    """The status with `placement` in it, as it is written before any pod is made, with `remark` behind its sentence and
-    what the queue's template has filled in."""
+    """The status with `placement` in it, as it is written before any pod is made, with `remark` behind its sentence,
+    what the queue's template has filled in, and the priority that counted."""
     draft = Draft(job, now)
     draft.set(
         sizes=_sizes(job, placement.workers, now),
@@ -279,6 +285,7 @@ def admitted(
         incarnation=None,
         nodes=nodes_in_short(placement),
         defaults=defaults,
+        priority=priority,
     )
     draft.condition(ConditionType.ADMITTED, True, Reason.ADMITTED.value, f"{where(placement)}{remark}")
     not_needed(draft, "the job has its nodes")

@@ -256,7 +256,9 @@ class Plans:
         if record.task is not None:
             record.stand = ()  # so that its next turn asks for a new plan
             return False
-        found = admission.obstacle(record.identity.namespace, record.spec, world) or self._conflict(record)
+        ranked = record.job.status.priority is not None
+        found = admission.obstacle(record.identity.namespace, record.spec, world, ranked=ranked)
+        found = found or self._conflict(record)
         if found is None:
             found = self._judged(record)
             if found is None and not self._known(record):

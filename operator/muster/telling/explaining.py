@@ -101,7 +101,7 @@ def _why(scene: Scene) -> Iterator[tuple[str, str]]:
         yield "", old
     if place is not None and place.position:
         yield "", f"place {place.position} in the order of queue {job.spec.queue}"
-    for kind in (ConditionType.STRAGGLING, ConditionType.GPUS_IDLE):
+    for kind in (ConditionType.STRAGGLING, ConditionType.GPUS_IDLE, ConditionType.PRIORITY_CLASS_MISSING):
         trouble = find_condition(status.conditions, kind.value)
         if trouble is not None and trouble.status == "True" and place is None:
             yield "", trouble.message

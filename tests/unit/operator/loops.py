@@ -15,7 +15,7 @@ from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.errors import ApiUnreachable
 from muster.cluster.executor import Executor
 from muster.cluster.pods import PodSettings
-from muster.cluster.views import NamespaceView, NodeView, PodView
+from muster.cluster.views import NamespaceView, NodeView, PodView, PriorityClassView
 from muster.controllers.cache import Cache
 from muster.controllers.lifecycle.turn import Note
 from muster.controllers.loop import Loop
@@ -198,10 +198,12 @@ async def world(
     node_hours: NodeHours = (("on-demand", 999.0),),
     node: NodeView | None = None,
     prices: dict[str, float] | None = None,
+    priorities: dict[str, int] | None = None,
     planned: Callable[[float], None] = lambda seconds: None,
     patience: Patience = PATIENCE,
 ) -> AsyncIterator[World]:
-    """`node`: in place of one of so many cores. `planned`: is told what each plan took."""
+    """`node`: in place of one of so many cores. `priorities`: value by PriorityClass. `planned`: is told what each plan
+    took."""
     pods, nodes, namespaces = Items(), Items(), Items()
     nodes.items["n"] = node or NodeView.from_raw(
         {
@@ -213,7 +215,8 @@ async def world(
         }
     )
     namespaces.items["ns"] = NamespaceView("ns", {}, False)
-    cache = Cache(pods=pods, nodes=nodes, namespaces=namespaces, priority_classes=Items())
+    classes = Items({name: PriorityClassView(name, value) for name, value in (priorities or {}).items()})
+    cache = Cache(pods=pods, nodes=nodes, namespaces=namespaces, priority_classes=classes)
     server = Server()
     server.cache = cache
     cache.on_queue("q", TrainingQueue.from_raw({"metadata": {"name": "q"}, "spec": {}}))

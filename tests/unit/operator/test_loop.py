@@ -594,3 +594,24 @@ async def test_a_placement_says_of_which_kind_of_capacity_its_nodes_are(
         await place.until(lambda: place.placed("a"))
         placement = place.status("a")["placement"]
         assert {key: placement[key] for key in ("base", "capacity", "beyond") if key in placement} == kinds
+
+
+async def test_a_running_job_keeps_its_priority_while_its_class_is_not_there() -> None:
+    async with world(priorities={"high": 10, "middle": 5}) as place:
+        place.submit("first", workers=4, priorityClassName="high")
+        await place.until(lambda: len(place.server.pods) == 4)
+        for name in list(place.server.pods):
+            place.show(name, "Running")
+        assert place.status("first")["priority"] == 10
+        place.edit("first", priorityClassName="hihg")
+        await place.until(lambda: any(note.reason.value == "PriorityClassNotFound" for _, note in place.notes))
+        place.submit("second", workers=4, priorityClassName="middle")
+        await place.until(lambda: place.status("second").get("queue"))
+        assert place.status("second")["queue"]["reason"] == "InsufficientCapacity"
+        assert "stop" not in place.status("first")
+        raw = place.server.jobs["first"]
+    async with world(priorities={"high": 10, "middle": 5}) as later:
+        status = {key: value for key, value in raw["status"].items() if key not in ("placement", "conditions")}
+        later.feed({**raw, "status": status})
+        await later.until(lambda: later.placed("first"))
+        assert later.status("first")["priority"] == 10

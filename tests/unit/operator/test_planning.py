@@ -364,7 +364,10 @@ def test_a_cluster_without_queues_offers_none() -> None:
 
 def test_the_priority_of_all_gangs_pods_is_not_offered() -> None:
     around = world(priorities={"muster-gang": 0, "system-node-critical": 2_000_001_000}, gangs_priority="muster-gang")
-    assert reason(around, priorityClassName="hihg")[1] == "there is no PriorityClass 'hihg'; there are none"
+    assert reason(around, priorityClassName="hihg")[1] == (
+        "there is no PriorityClass 'hihg', nor any other for jobs: have one made "
+        "(kubectl create priorityclass hihg --value=1000), or name none"
+    )
 
 
 def test_a_level_without_a_topology_says_so() -> None:

@@ -13,6 +13,7 @@ from muster.controllers.lifecycle.failure import recover
 from muster.controllers.lifecycle.idle import stay_suspended, watch_gpus
 from muster.controllers.lifecycle.limits import keep_terms
 from muster.controllers.lifecycle.preemption import drop_promise, give_way, hand_over
+from muster.controllers.lifecycle.priority import watch_priority
 from muster.controllers.lifecycle.renewal import renew
 from muster.controllers.lifecycle.replacement import replace_lost
 from muster.controllers.lifecycle.runtime import limit_runtime, run_longer
@@ -36,6 +37,7 @@ POLICIES: Final[tuple[Policy, ...]] = (
     continue_stop,
     stay_suspended,
     suspend,
+    watch_priority,
     renew,
     keep_terms,
     tell_capacity,

@@ -25,6 +25,7 @@ def suspend(turn: Turn) -> bool:
         return True
     if not suspended or was != Reason.SUSPENDED.value:
         turn.draft.condition(ConditionType.SUSPENDED, True, Reason.SUSPENDED.value, _STOPPED)
+        turn.draft.set(priority=None)  # it may be edited, and is judged anew
         turn.waits(Reason.SUSPENDED.value, _STOPPED)
         turn.tell(EventReason.SUSPENDED, _STOPPED)
     return True

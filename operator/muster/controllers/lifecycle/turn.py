@@ -127,6 +127,8 @@ class Situation:
         capacity: what became of the request for more nodes, or None.
         gpu_type: of the present placement's nodes; "" where that is not known.
         price: money for an hour of a whole one of these; 0 where it has no price.
+        priority: value of the PriorityClass that the spec names; 0 where it names none or there is none.
+        no_priority: what is wrong where there is none of that name, or "".
         idle: what the queue, or one above it, says of idle GPUs; None where none does, and without a placement.
     """
 
@@ -159,6 +161,8 @@ class Situation:
     capacity: Capacity | None = None
     gpu_type: str = ""
     price: float = 0.0
+    priority: int = 0
+    no_priority: str = ""
     idle: IdleLimit | None = None
 
 

@@ -122,6 +122,8 @@ class Case:
     capacity: Capacity | None = None
     heard: Heard | None = None
     idle: IdleLimit | None = None
+    priority: int = 0
+    no_priority: str = ""
     notes: list[Note] = field(default_factory=list)
     writes: int = 0
     deleted_job: bool = False
@@ -155,6 +157,8 @@ class Case:
             capacity=self.capacity,
             heard=self.heard,
             idle=self.idle,
+            priority=self.priority,
+            no_priority=self.no_priority,
             facts=told_by(self.gang(), self.facts),
             placement_hash=frozen_hash(self.job.spec, OF_PLACEMENT),
             promise_hash=frozen_hash(self.job.spec, OF_PROMISE),
