@@ -373,8 +373,8 @@ class EventReason(str, Enum):
     """The turn of a job alone does not help it, so something has to change: a Warning; or that is over, and it waits
     for its turn. The note says for what. A job that waits for its turn alone has it in its status, and no Event."""
     ADMITTED = "Admitted"
-    """Nodes were chosen; the note says how many, and in which domain. A job that only waited for its first turn has it
-    in its status, and no Event."""
+    """Nodes were chosen; the note says how many, and in which domain. A job that only waited for its first turn, and
+    for which nobody had to leave, has it in its status, and no Event."""
     WITHDRAWN = "Withdrawn"
     """The whole gang was taken back before it trained; not counted as the user's failure."""
     WORKER_FAILED = "WorkerFailed"
@@ -405,7 +405,7 @@ class EventReason(str, Enum):
     """Room is kept for the job, and others are asked to leave it; the note says how many and what it costs."""
     PROMISE_BROKEN = "PromiseBroken"
     """The room that was kept for the job can't be had any more; the note says why. It waits in its old order. Not told
-    of a gang that starts again and whose own nodes are drained or gone: that is `Restarting`."""
+    of a gang that starts again and whose own nodes are drained or gone: `Restarting` was."""
     PREEMPTED = "Preempted"
     """Asked to make room for another job; the note names it and says what it costs."""
     MOVED = "Moved"

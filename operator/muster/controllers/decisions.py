@@ -124,8 +124,9 @@ class Decisions:
         )
         told = find_condition(status.conditions, ConditionType.ADMITTED.value)
         # A job's ordinary life takes five writes: who waited for its first turn had its word, and has no Event as well.
-        # The log tells of it.
-        ordinary = generation == 1 and record.job.status.queue is not None and not hindered(record.job.status)
+        # The log tells of it. But who was told by one that room is made for it is told, too, that it has it.
+        before = record.job.status
+        ordinary = generation == 1 and before.queue is not None and before.promise is None and not hindered(before)
         note = Note(EventReason.ADMITTED, told.message if told else "", logged=ordinary)
         record.assumed, record.waiting, record.plannable, record.told = placement, None, False, ()
         self._start(record, self._worker.place(record, status, note))
@@ -275,7 +276,7 @@ def _broken(snapshot: Snapshot, status: TrainingJobStatus, promise: Promise) -> 
     if away and reason_of(status, ConditionType.ADMITTED) == Reason.RESTARTING.value:
         named = f"{', '.join(away[:3])}{f' and {len(away) - 3} more' if len(away) > 3 else ''}"
         told = f"{named} can take no new pods (gone, cordoned or not ready): the gang is placed anew"
-        return Note(EventReason.RESTARTING, told)
+        return Note(EventReason.RESTARTING, told, logged=True)  # an Event has said that it starts again
     told = (
         "the room that was kept for the job can't be had any more: a node is gone, cordoned, does not suit it or was "
         "taken by other pods, the job's window or its queue has closed, or that queue may use less than before; it "

@@ -115,6 +115,8 @@ async def test_the_promise_is_written_before_the_victim_is_told_and_kept_until_i
         await place.until(lambda: place.placed("high") and len(place.server.pods) == 2)
         assert "promise" not in place.status("high")
         assert not place.placed("other")
+        told = [note for name, note in place.notes if name == "high" and not note.logged]
+        assert [note.reason for note in told] == [EventReason.PREEMPTING, EventReason.ADMITTED]
         await place.until(lambda: place.status("low").get("preemptions") == 1)
         low = place.status("low")
         assert low["phase"] == "Queued"
@@ -301,6 +303,7 @@ async def test_a_gang_whose_only_node_is_drained_breaks_no_promise_and_starts_el
             note for name, note in place.notes if note.reason in (EventReason.RESTARTING, EventReason.PROMISE_BROKEN)
         ]
         assert [(note.reason, note.warning) for note in told] == [(EventReason.RESTARTING, False)] * 2
+        assert [note.logged for note in told] == [False, True], "one drain is one Event"
         assert told[1].message == "n can take no new pods (gone, cordoned or not ready): the gang is placed anew"
 
 

@@ -188,7 +188,10 @@ def restart(turn: Turn, cause: End, used: int, limit: int | None) -> None:
     turn.draft.set(restarts=(turn.status.restarts or 0) + 1)
     turn.draft.set(not_before=turn.s.now + timedelta(seconds=delay) if delay else None)
     checkpoint = turn.status.checkpoint
-    origin = f"from step {checkpoint.step}" if checkpoint else "from its last committed checkpoint, if it has one"
+    # One that the launchers have committed since they were last asked is not known, nor is one that is saved just now.
+    origin = "from its last committed checkpoint, if it has one"
+    if checkpoint is not None:
+        origin = f"from step {checkpoint.step}, or from a later one that it has saved by then"
     window = format_duration(turn.s.spec.restart_window)
     count = f" (restart {used} of at most {limit} within {window})" if limit is not None else ""
     message = f"{sentence(cause)}{count}"

@@ -170,7 +170,8 @@ def said(reason: MoveReason, beneficiary: str, lost: int, goes_on: bool, cause: 
 def note_of(stop: Stop) -> Note:
     """The Event of a stop that the planner asked for."""
     moved = stop.reason in OWN or stop.reason in (MoveReason.SHRUNK.value, MoveReason.DEFRAGMENTED.value)
-    return Note(EventReason.MOVED if moved else EventReason.PREEMPTED, f"{stop.reason}: {stop.message}")
+    reason = EventReason.MOVED if moved else EventReason.PREEMPTED
+    return Note(reason, stop.message if stop.reason == reason.value else f"{stop.reason}: {stop.message}")
 
 
 def budget_left(preempted_at: tuple[datetime, ...], budget: int | None, window: float, now: datetime) -> int | None:

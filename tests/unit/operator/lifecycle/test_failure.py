@@ -11,6 +11,7 @@ import pytest
 from muster.api.effective import effective_spec
 from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.placement import Victim
+from muster.api.trainingjob import TrainingJob
 from muster.cluster.views import PodView
 from muster.controllers.lifecycle.causes import End, Kind
 from muster.controllers.lifecycle.failure import allowed_in_place, sentence
@@ -283,6 +284,20 @@ def test_a_drain_is_told_in_one_calm_line() -> None:
         "pod llama-g1-0-0 was evicted from node n0, as `kubectl drain` does; the gang starts"
     )
     assert "node n0" in case.message(ConditionType.ADMITTED)
+
+
+def test_where_a_gang_goes_on_is_told_as_far_as_it_is_certain() -> None:
+    """What is known of its checkpoints is some seconds old, and a gang that is drained saves another one."""
+    case = Case(trainingjob(), mute=True)
+    case.start()
+    raw = case.job.to_raw()
+    case.job = TrainingJob.from_raw(raw | {"status": raw["status"] | {"checkpoint": {"step": 1400, "uri": "s3://b/p"}}})
+    case.change(
+        case.worker(0).name, disruption_target="EvictionByEvictionAPI: Eviction API: evicting", terminating=True
+    )
+    case.settle()
+    (told,) = [note.message for note in case.notes if note.reason is EventReason.RESTARTING]
+    assert told.endswith("; the gang starts again from step 1400, or from a later one that it has saved by then")
 
 
 def test_a_pod_gone_without_a_record_is_the_infrastructures_doing() -> None:

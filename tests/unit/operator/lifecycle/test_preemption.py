@@ -58,7 +58,7 @@ def test_a_claimed_gang_stops_and_says_for_whom_why_and_what_it_costs() -> None:
         assert words in case.message()
     note = case.notes[-1]
     assert note.reason is EventReason.PREEMPTED
-    assert "research/big" in note.message
+    assert note.message.startswith("the gang gives its room to research/big"), "the reason stands before it"
     case.settle()
     case.later(45)
     case.vanish()
