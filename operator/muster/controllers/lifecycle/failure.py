@@ -31,6 +31,7 @@ from muster.cluster.views import PodView
 from muster.controllers.lifecycle import blame, causes, preemption
 from muster.controllers.lifecycle.causes import BROKEN, COUNTED, FATAL, End, Kind
 from muster.controllers.lifecycle.completion import finish_run
+from muster.controllers.lifecycle.stopping import clean_up
 from muster.controllers.lifecycle.turn import TERMINAL, Turn
 from muster_protocol.durations import format_duration
 
@@ -168,7 +169,7 @@ def _lives_on(turn: Turn, pod: PodView) -> bool:
 
 
 def fail(turn: Turn, cause: End, reason: Reason, remark: str) -> None:
-    """The job has failed for good; its living pods are removed, the ended ones stay for their logs."""
+    """The job has failed for good; its pods stay for their logs, but for those that do not end soon."""
     message = sentence(cause) if not remark else f"{remark}; {sentence(cause)}"
     finish_run(turn, reason)
     turn.draft.set(queue=QueuePosition(reason=reason.value, message=message))  # what `kubectl get` shows
@@ -176,8 +177,7 @@ def fail(turn: Turn, cause: End, reason: Reason, remark: str) -> None:
     if cause.kind is Kind.STORAGE:
         turn.draft.condition(ConditionType.CHECKPOINT_STORAGE_READY, False, Reason.STORAGE_ERROR.value, cause.message)
     turn.tell(EventReason.FAILED, message, warning=True)
-    turn.remove(pod for pod in turn.s.pods if not pod.over)
-    turn.remove_unshown()
+    clean_up(turn)
 
 
 def restart(turn: Turn, cause: End, used: int, limit: int | None) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Final
 
 from muster.api.names import ConditionType, Reason
 from muster.cluster.hindrances import keeps_pods
-from muster.cluster.status import MOVES
+from muster.cluster.status import MOVES, is_true
 from muster.controllers.lifecycle import preemption
 from muster.controllers.lifecycle.facts import take_facts
 from muster.controllers.lifecycle.turn import Turn
+
+LAST_WORDS: Final = 15.0
+"""Seconds in which the launchers of a failed job may follow the first that ended. A pod that is deleted meanwhile takes
+its log with it, and that is the log of the cause where another launcher was seen to end first."""
 
 
 def remove_strays(turn: Turn) -> bool:
@@ -56,8 +61,7 @@ def clean_finished(turn: Turn) -> bool:
     """A finished job keeps its ended pods, for their logs; the others go, and with the last of them its hold."""
     if turn.status.finished_at is None:
         return False
-    turn.remove(pod for pod in turn.s.pods if not pod.over)
-    turn.remove_unshown()
+    clean_up(turn)
     living = [pod for pod in turn.s.pods if not pod.over]
     held = [pod for pod in living if not (pod.terminating and pod.node in turn.s.lost_nodes)]
     if not held and not turn.s.unshown and (turn.status.placement is not None or turn.status.stop is not None):
@@ -65,6 +69,21 @@ def clean_finished(turn: Turn) -> bool:
         turn.draft.set(placement=None, stop=None, replicas=0, ready=0)
     _expire(turn, turn.status.finished_at)
     return True
+
+
+def clean_up(turn: Turn) -> None:
+    """Remove what still runs of a job that has ended, but for launchers that are about to follow one that has."""
+    left = LAST_WORDS - turn.since(turn.status.finished_at)
+    follow = left > 0 and is_true(turn.status, ConditionType.FAILED) and any(pod.over for pod in turn.gang)
+    end_soon = [
+        pod
+        for pod in turn.gang
+        if follow and pod.phase == "Running" and pod.outlived_since is None and pod.node not in turn.s.lost_nodes
+    ]
+    turn.remove(pod for pod in turn.s.pods if not pod.over and pod not in end_soon)
+    turn.remove_unshown()
+    if end_soon:
+        turn.wake_in(left)
 
 
 def _expire(turn: Turn, finished_at: datetime) -> None:

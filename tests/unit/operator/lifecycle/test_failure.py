@@ -15,6 +15,7 @@ from muster.api.trainingjob import TrainingJob
 from muster.cluster.views import PodView
 from muster.controllers.lifecycle.causes import End, Kind
 from muster.controllers.lifecycle.failure import allowed_in_place, sentence
+from muster.controllers.lifecycle.stopping import LAST_WORDS
 from muster.controllers.lifecycle.turn import Claim
 from muster_protocol.exits import Cause
 from muster_protocol.launcher_status import Numerics, Phase, ProfilePhase, Profiling
@@ -225,7 +226,7 @@ def test_what_trying_again_cannot_mend_fails_at_once_in_the_launchers_words(caus
     assert case.phase == "Failed"
     assert case.reason(ConditionType.FAILED) == reason
     assert "bucket s3://nope does not exist" in case.message(ConditionType.FAILED)
-    assert case.worker(1).terminating if case.job.status.placement else True
+    assert not case.worker(1).terminating, "it is about to follow, and its log would go with it"
     if cause is Cause.STORAGE:
         assert case.message(ConditionType.CHECKPOINT_STORAGE_READY).startswith("bucket s3://nope")
 
@@ -234,15 +235,46 @@ def test_a_failed_job_holds_its_placement_until_its_living_pods_are_gone() -> No
     case = Case(trainingjob(restart={"limit": 0}))
     case.start()
     case.end(0, Cause.USER, 1)
-    case.settle()
+    decision = case.settle()
     living = case.worker(1)
-    assert living.terminating
+    assert not living.terminating
+    assert decision.wake_at == case.now + timedelta(seconds=LAST_WORDS)
+    case.later(LAST_WORDS)
+    case.settle()
+    assert case.worker(1).terminating
     assert not case.worker(0).terminating, "the failed pod stays for its log"
     assert case.job.status.placement is not None
     case.vanish(living.name)
     case.settle()
     assert case.job.status.placement is None
     assert case.phase == "Failed"
+
+
+def test_the_log_of_a_worker_that_ends_behind_another_stays() -> None:
+    """Index 0 was seen to end first, for what a rank of index 1 has done."""
+    case = Case(trainingjob(restart={"limit": 0}))
+    case.start()
+    case.end(0, Cause.USER, 70, rank=1)
+    case.settle()
+    assert case.phase == "Failed"
+    case.later(3)
+    case.end(1, Cause.USER, 1)
+    case.settle()
+    case.later(LAST_WORDS)
+    case.settle()
+    assert [pod.terminating for pod in case.pods.values()] == [False, False]
+    assert case.job.status.placement is None
+
+
+def test_a_failed_job_waits_for_no_last_word_from_a_pod_that_has_no_launcher() -> None:
+    case = Case(trainingjob(workers=3, restart={"limit": 0}), mute=True)
+    case.start()
+    case.end(0, Cause.USER, 1)
+    case.end_beside(1, Cause.USER, 1)
+    case.change(case.worker(2).name, phase="Pending")
+    case.settle()
+    assert case.phase == "Failed"
+    assert [case.worker(index).terminating for index in range(3)] == [False, True, True]
 
 
 @pytest.mark.parametrize(
