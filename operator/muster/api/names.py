@@ -107,7 +107,7 @@ class Phase(str, Enum):
     RUNNING = "Running"
     """Every worker has joined and the ranks train."""
     PREEMPTING = "Preempting"
-    """Asked to make room; saves a checkpoint and stops."""
+    """Asked to make room, or suspended; saves a checkpoint and stops."""
     RESTARTING = "Restarting"
     """Failed in a way that a restart may mend; its old pods go, then it starts again."""
     SUSPENDED = "Suspended"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from typing import Final
 
 from muster.api.common import find_condition
 from muster.api.effective import EffectiveSpec, effective_spec
@@ -18,6 +20,9 @@ from muster.telling.ends import first_ending
 from muster.telling.scene import Scene
 from muster.telling.wording import FINAL, below, runtime_left, seconds_left, used_limits
 from muster_protocol.durations import format_duration
+
+_NO_BUCKET: Final = re.compile(r"the bucket '([^']*)' does not exist")
+"""As `muster_protocol.storage_errors` says it."""
 
 
 def follows(scene: Scene) -> str:
@@ -221,9 +226,20 @@ def _mended_storage(job: TrainingJob, edit: str) -> Iterator[str]:
         where = f"{what} in its Secret:  kubectl edit secret {checkpoint.secret_ref.name} -n {job.metadata.namespace}"
     else:
         where = "the rights of the pods' service account, for spec.checkpoint.secretRef names no Secret"
-    yield f"mend the bucket of {checkpoint.uri}{why}, or {where}"
+    missing = _NO_BUCKET.search(told.message) if told is not None else None
+    if missing is not None and f"{checkpoint.uri}/".startswith(f"s3://{missing[1]}/"):  # no key and no right makes one
+        suspended = "" if job.status.phase in FINAL else " while the job is suspended"
+        yield f"make the bucket of {checkpoint.uri}{why}"
+        yield f"or correct spec.checkpoint.uri{suspended}{edit}"
+    else:
+        yield f"mend the bucket of {checkpoint.uri}{why}, or {where}"
     if checkpoint.endpoint:
         yield f"or correct spec.checkpoint.endpoint ({checkpoint.endpoint}){edit}"
+
+
+def _patch(named: str, field: str, value: str | dict[str, str]) -> str:
+    """The command that gives a field of the job's spec another value."""
+    return f"kubectl patch tj {named} --type=merge -p '{json.dumps({'spec': {field: value}})}'"
 
 
 def _anew(named: str) -> str:
@@ -242,7 +258,7 @@ def _stays_away(scene: Scene) -> float:
 
 def _mending(named: str, queue: str, reason: str, *, alone: bool) -> Iterator[str]:
     """How what keeps a job from the queues' order is mended. `alone`: it asks for one worker."""
-    another = f"""kubectl patch tj {named} --type=merge -p '{{"spec": {{"queue": "NAME"}}}}'"""
+    another = _patch(named, "queue", "NAME")
     if reason == Reason.QUEUE_NOT_FOUND.value:
         yield "see which queues there are:  muster queues"
         yield f"ask for one of them:  {another}"
@@ -262,6 +278,12 @@ def _mending(named: str, queue: str, reason: str, *, alone: bool) -> Iterator[st
     elif reason == WaitReason.NO_ELIGIBLE_NODES.value:
         what = "workers.gpuType, capacity, nodeSelector, tolerations, podTemplate"
         yield f"change what it demands of its nodes ({what}), or the nodes:  kubectl edit tj {named}"
+    elif reason == Reason.PRIORITY_CLASS_NOT_FOUND.value:
+        yield "see which classes there are:  kubectl get priorityclass"
+        yield f"ask for one of them:  {_patch(named, 'priorityClassName', 'NAME')}"
+    elif reason == Reason.UNKNOWN_GPU_TYPE.value:
+        yield f"ask for a type that stands under Why:  {_patch(named, 'workers', {'gpuType': 'TYPE'})}"
+        yield "or have nodes added that have this one: the job starts then"
     elif reason == Reason.CHECKPOINT_PATH_CONFLICT.value:
         yield "wait for the job that stands under Why, or end it"
         yield f"or give this one a spec.checkpoint.uri of its own:  kubectl edit tj {named}"

@@ -20,6 +20,7 @@ from muster.telling.leading import Unled
 from muster.telling.outlook import advice, follows
 from muster.telling.scene import Scene
 from muster.telling.wording import waiting
+from muster_protocol import storage_errors
 
 pytestmark = pytest.mark.unit
 
@@ -383,6 +384,22 @@ def test_who_is_tried_again_later_is_told_how_to_have_it_tried_at_once() -> None
     assert "at once" not in told("2026-01-02T03:03:05Z")
 
 
+@pytest.mark.parametrize(
+    ("phase", "where"),
+    [("Starting", " while the job is suspended: kubectl edit tj train -n research"), ("Failed", " in what you apply")],
+)
+def test_who_names_a_bucket_that_there_is_not_is_not_sent_to_its_keys(phase: str, where: str) -> None:
+    failed = {"type": "CheckpointStorageReady", "status": "False", "reason": "StorageError"}
+    message = storage_errors.sentence(storage_errors.Kind.NO_SUCH_BUCKET, bucket="nope", endpoint="http://s3")
+    conditions = [{**failed, "message": message, "lastTransitionTime": NOW.isoformat()}]
+    spec = {"checkpoint": {"uri": "s3://nope/llama", "secretRef": {"name": "s3"}}}
+    scene = Scene(job(spec, phase=phase, conditions=conditions), (), (), NOW)
+    told = [" ".join(line.split()) for line in advice(scene)]
+    assert f"make the bucket of s3://nope/llama ({message})" in told
+    assert f"or correct spec.checkpoint.uri{where}" in told
+    assert not any("edit secret" in line for line in told)
+
+
 @pytest.mark.parametrize("phase", Phase)
 def test_every_phase_that_can_be_helped_says_how(phase: Phase) -> None:
     told = list(advice(Scene(job(phase=phase.value), (), (), NOW)))
@@ -711,7 +728,16 @@ def test_what_helps_a_job_that_no_cluster_holds_depends_on_its_size(workers: int
     ("reason", "helps"),
     [
         ("QueueNotFound", "see which queues there are: muster queues"),
-        ("UnknownGpuType", "kubectl edit tj train -n research"),
+        (
+            "UnknownGpuType",
+            """kubectl patch tj train -n research --type=merge -p '{"spec": {"workers": {"gpuType": "TYPE"}}}'""",
+        ),
+        (
+            "PriorityClassNotFound",
+            "see which classes there are: kubectl get priorityclass ask for one of them: kubectl patch tj train -n "
+            """research --type=merge -p '{"spec": {"priorityClassName": "NAME"}}'""",
+        ),
+        ("LevelNotFound", "kubectl edit tj train -n research"),
         ("ExceedsQuota", "kubectl edit tj train -n research or kubectl edit tq"),
         ("CheckpointPathConflict", "wait for the job that stands under Why, or end it"),
         ("NamespaceNotAllowed", "have the namespace labelled as it stands under Why, or see which queues there are"),
