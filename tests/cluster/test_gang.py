@@ -199,6 +199,26 @@ async def test_a_missing_priority_class_is_named(place: Corner) -> None:
     assert "there-is-no-such-class" in await place.until_waits("proud", "PriorityClassNotFound")
 
 
+async def test_a_class_that_a_running_job_is_given_and_there_is_not_is_told_at_once(place: Corner) -> None:
+    await place.add_nodes(1)
+    await priority_class(place, 100)
+    place.start()
+    await place.submit("proud", 2, priorityClassName=place.name)
+    await place.until_phase("proud", "Running")
+    edit = {"spec": {"priorityClassName": "there-is-no-such-class"}}
+    await place.api.merge_patch(f"{place.jobs()}/proud", edit)
+
+    def told(job: dict[str, Any]) -> bool:
+        found = condition(job, "PriorityClassMissing")
+        return found is not None and found["status"] == "True" and "the priority that it has, 100" in found["message"]
+
+    job = await place.until_job("proud", "says so", told)
+    assert job["status"]["priority"] == 100
+    await place.api.delete(f"/api/v1/namespaces/{place.namespace}/pods/proud-g1-1-0", grace=0)
+    await place.until_job("proud", "runs again", lambda job: _runs(job, 2))
+    assert (await place.job("proud"))["status"]["priority"] == 100
+
+
 async def test_without_the_gangs_priority_class_jobs_say_so(place: Corner) -> None:
     await place.add_nodes(1)
     place.start(priority_class="there-is-no-such-class")

@@ -43,6 +43,9 @@ def follows(scene: Scene) -> str:
         return f"nothing, until spec.suspend is false; then it queues, and goes on {resumes}"
     if status.stop is not None and status.stop.reason == Reason.GPUS_IDLE.value:
         return f"the gang saves a checkpoint and stops; the job is suspended until its spec changes, to go on {resumes}"
+    if status.stop is not None and status.stop.reason == Reason.SUSPENDED.value:
+        until = "spec.suspend is false"
+        return f"the gang saves a checkpoint and stops; the job is suspended until {until}, to go on {resumes}"
     if status.phase is Phase.PREEMPTING:
         return f"the gang saves a checkpoint and stops, and queues again with its first submit time, to go on {resumes}"
     if status.phase is Phase.RESTARTING:
@@ -140,7 +143,8 @@ def _trains(scene: Scene, spec: EffectiveSpec) -> str:
 
 def _origin(status: TrainingJobStatus) -> str:
     if status.checkpoint is not None:
-        return f"from step {status.checkpoint.step}"
+        later = ", or from a later one that it has saved by then" if status.stop is not None else ""
+        return f"from step {status.checkpoint.step}{later}"
     return "from its checkpoint, where its script has one" if status.started_at is not None else "from the beginning"
 
 

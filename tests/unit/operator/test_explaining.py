@@ -400,6 +400,22 @@ def test_who_names_a_bucket_that_there_is_not_is_not_sent_to_its_keys(phase: str
     assert not any("edit secret" in line for line in told)
 
 
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("Suspended", "the job is suspended until spec.suspend is false, to go on"),
+        ("GPUsIdle", "the job is suspended until its spec changes, to go on"),
+        ("Preempted", "and queues again with its first submit time, to go on"),
+    ],
+)
+def test_what_becomes_of_a_gang_that_stops_depends_on_what_for(reason: str, told: str) -> None:
+    stop = {"reason": reason, "message": "why", "requestedAt": NOW.isoformat()}
+    checkpoint = {"step": 1400, "uri": "s3://models/llama"}
+    scene = Scene(job(phase="Preempting", stop=stop, checkpoint=checkpoint, placement=PLACED), (), (), NOW)
+    assert told in follows(scene)
+    assert follows(scene).endswith("from step 1400, or from a later one that it has saved by then")
+
+
 @pytest.mark.parametrize("phase", Phase)
 def test_every_phase_that_can_be_helped_says_how(phase: Phase) -> None:
     told = list(advice(Scene(job(phase=phase.value), (), (), NOW)))
