@@ -39,9 +39,10 @@ BYTES_PER_LAYER: Final = 12 * (WIDTH * WIDTH + WIDTH)
 BASELINE_STEPS: Final = 6
 BESIDE: Final = 3
 """Saves beside the training. A stall may be shorter than steps differ by themselves, so one says little."""
-SETTLING_STEPS: Final = 60
-"""Until the training's own memory no longer grows: gloo's and malloc's. After 20 steps it still does, by a tenth of a
-state of 500 MB, which passed for a save's."""
+SETTLING_STEPS: Final = (20, 60)
+"""At least and at most, until the training's own memory no longer grows: gloo's and malloc's. After 20 steps it still
+does, by 50 to 70 MB, which passed for a save's of a tenth of a state of 500 MB. Of a large state that is little, and
+its steps take long."""
 STEPS_AT_MOST: Final = 400
 
 
@@ -119,7 +120,8 @@ def measure_saves(training: Training, contender: Contender, gang: Gang) -> Told:
     figures: dict[str, float] = {}
     contender.begin()
     _reset_peak()
-    for _ in range(SETTLING_STEPS):
+    least, most = SETTLING_STEPS
+    for _ in range(max(least, min(most, round(most * 500e6 / training.state_bytes)))):
         training.step()
     quiet_peak = _peak() - sum(_unshared(pid) for pid in _children())
     for name in ("first_save_s", "durable_s"):
