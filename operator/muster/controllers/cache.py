@@ -233,6 +233,11 @@ class Cache:
         """Value by name of PriorityClass."""
         return {view.name: view.value for view in self._priority_classes.items.values()}
 
+    def priority(self, name: str) -> int | None:
+        """Value of the PriorityClass of that name; None where there is none."""
+        view = self._priority_classes.items.get(name)
+        return None if view is None else view.value
+
 
 def _lost(node: NodeView) -> bool:
     return not node.ready and any(taint.key == UNREACHABLE for taint in node.taints)

@@ -229,7 +229,7 @@ class Inputs:
     def no_priority_class(self, record: Record) -> str:
         """What is wrong with the PriorityClass that the job names, or ""."""
         name = record.spec.priority_class
-        if not name:
+        if not name or self._cache.priority(name) is not None:
             return ""
         return admission.no_priority_class(name, self._cache.priorities(), self._settings.priority_class)
 

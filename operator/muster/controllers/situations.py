@@ -89,7 +89,7 @@ class Situations:
             capacity=record.capacity,
             gpu_type=record.gpu_type,
             price=record.price if placement else 0.0,
-            priority=self.cache.priorities().get(record.spec.priority_class, 0) if record.spec.priority_class else 0,
+            priority=self.cache.priority(record.spec.priority_class) or 0,
             no_priority=self.inputs.no_priority_class(record),
             idle=idle_limit(record.spec.queue, self.cache.queues) if placement else None,
         )
