@@ -31,7 +31,7 @@ from muster.scheduling.owners import Owners
 from muster.scheduling.plan import Eviction, MoveReason, Promise
 from muster.scheduling.ranks import by_length
 from muster.scheduling.room import Taken, count_slots
-from muster.scheduling.rounds import Fate, Round, Verdict
+from muster.scheduling.rounds import Fate, Round, Verdict, open_then
 from muster.scheduling.snapshot import NONE, UNLIMITED, Mask, Preempts, Snapshot
 from muster.scheduling.victims import Victims, find_victims
 
@@ -152,8 +152,7 @@ class Preempting:
         places = np.flatnonzero(coming.room.any(axis=0))
         worker, mask = round_.kinds.workers[gang.worker], round_.room.candidates(gang.worker)[places]
         back, spare = coming.room[:, places], round_.spare.open[:, places]
-        free = round_.room.free[:, places] + back
-        then = count_slots(np.where(free < 0, free, np.maximum(spare + back, 0)), worker, mask)
+        then = count_slots(open_then(round_.room.free[:, places], spare, back), worker, mask)
         now = count_slots(np.maximum(spare, 0), worker, mask)
         return round_.spare.slots(gang.worker).total + int((then - now).sum())
 

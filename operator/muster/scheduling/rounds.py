@@ -172,22 +172,17 @@ class Round:
             self._spare = self.room.twin()
         return self._spare
 
-    def open_to_all(self, coming: Int | None = None) -> Room:
+    def open_to_all(self, coming: Int | int = 0) -> Room:
         """The room with what is kept for jobs ahead taken off what is free, but not off what running jobs give back.
 
         Args:
-            coming: R x N, what comes back from those who leave: it is kept as what is free, so that there is no more of
-                both than what is kept leaves over.
+            coming: R x N, what comes back from those who leave, see `open_then`.
         """
         room, spare = self.room, self.spare
         if spare is room:
             return room
         view = copy(room)
-        if coming is None:
-            view.open = np.where(room.free < 0, room.free, np.maximum(spare.open, 0))
-        else:
-            then = room.free + coming
-            view.open = np.where(then < 0, then, np.maximum(spare.open + coming, 0)) - coming
+        view.open = open_then(room.free, spare.open, coming) - coming
         return view
 
     def kept_nodes(self) -> Mask:
@@ -463,3 +458,15 @@ class Round:
         """Whether it fits what is free now, reserved or not."""
         slots = self.room.slots(gang.worker)
         return fits(slots.tree, slots.prefix, gang)
+
+
+def open_then(free: Int, spare: Int, coming: Int | int) -> Int:
+    """What is open to all when `coming` is back: it is kept for jobs ahead as what is free, so that there is no more of
+    both than what is kept leaves over. `free` is less than nothing where more is held than there is.
+
+    Args:
+        free, spare, coming: of the same shape: what is free, that less what is kept, and what comes back.
+    """
+    then = free + coming
+    found: Int = np.where(then < 0, then, np.maximum(spare + coming, 0))
+    return found
