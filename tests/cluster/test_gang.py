@@ -288,6 +288,26 @@ async def test_bad_references_become_conditions(place: Corner) -> None:
     await place.until_phase("fine", "Running")
 
 
+async def test_a_slip_in_the_pod_template_of_a_running_job_does_not_stop_it(place: Corner) -> None:
+    await place.add_nodes(1)
+    place.start()
+    await place.submit("careful", 2)
+    await place.until_phase("careful", "Running")
+    path = f"{place.jobs()}/careful"
+    await place.api.merge_patch(path, {"spec": {"podTemplate": {"spec": {"nodeselector": {"a": "b"}}}}})
+
+    def refused(job: dict[str, Any]) -> bool:
+        found = condition(job, "EditRefused")
+        return found is not None and found["status"] == "True" and found["reason"] == "InvalidPodTemplate"
+
+    job = await place.until_job("careful", "says so", refused)
+    assert job["status"]["phase"] == "Running"
+    assert "spec.podTemplate.spec.nodeselector" in condition(job, "EditRefused")["message"]
+    mended = {"nodeselector": None, "priorityClassName": None, "hostNetwork": True}
+    await place.api.merge_patch(path, {"spec": {"podTemplate": {"spec": mended}}})
+    await place.until_job("careful", "starts again with what is mended", lambda job: _runs(job, 2))
+
+
 async def test_room_is_free_only_when_the_deleted_jobs_pods_are_gone(place: Corner) -> None:
     await place.add_nodes(1)
     place.start()

@@ -142,6 +142,9 @@ class ConditionType(str, Enum):
     PRIORITY_CLASS_MISSING = "PriorityClassMissing"
     """True while `priorityClassName` of a job that has run names no PriorityClass: the priority that it had counts
     until it does. Absent before the first time."""
+    EDIT_REFUSED = "EditRefused"
+    """True while a gang runs whose spec has been edited to one that the API server refuses the pods of: it runs on as
+    it was made. The reason and the message are those that a waiting job would have. Absent before the first time."""
     TRACKING_REACHABLE = "TrackingReachable"
     """False while the tracker that `spec.tracking` names does not take what it is told; the message says why. The
     training goes on, and what is not told yet is kept for a while. Absent before the first word."""
@@ -261,6 +264,10 @@ class Reason(str, Enum):
     # PriorityClassMissing
     PRIORITY_CLASS_FOUND = "PriorityClassFound"
     """There is one of that name."""
+
+    # EditRefused
+    EDIT_TAKEN_BACK = "EditTakenBack"
+    """The spec is again the one that the gang runs."""
 
     # GPUsIdle
     HARDLY_USED = "HardlyUsed"
@@ -414,6 +421,8 @@ class EventReason(str, Enum):
     """Its window has closed or its budget is used up: the gang saves a checkpoint and stops."""
     PRIORITY_CLASS_NOT_FOUND = "PriorityClassNotFound"
     """The spec of a job that has run names a PriorityClass that is not there; the note says which priority counts."""
+    EDIT_REFUSED = "EditRefused"
+    """The API server refuses the pods of the spec that a running gang was edited to: it runs on as it was made."""
     DEADLINE_AT_RISK = "DeadlineAtRisk"
     """The deadline cannot be met any more; the note says by how much."""
     SUSPENDED = "Suspended"

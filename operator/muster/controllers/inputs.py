@@ -80,6 +80,8 @@ class Inputs:
         if record.placement:
             # The others speak of a run that would start now, and change all the time while one is under way.
             times = terms.bounds_of_restart(record.spec, now, start)
+            if record.edit.message:  # it could not start again: it is neither moved nor resized
+                times = terms.NEVER_AGAIN
         else:
             times = terms.bounds(record.spec, record.job.status, now, start)
         length = terms.length(record.spec, record.job.status)
@@ -150,7 +152,7 @@ class Inputs:
     def _steady(self, record: Record, drawn_on: str) -> tuple[object, ...]:
         """What the input of a job is made from of which time alone changes nothing. Ten thousand are looked at in every
         round; that these are the same objects as before is known at once."""
-        return self._rounds, record.job, record.spec, record.judgement, record.promise, drawn_on
+        return self._rounds, record.job, record.spec, record.judgement, record.edit, record.promise, drawn_on
 
     def standing(self, record: Record, world: admission.World, now: datetime) -> JobInput | None:
         """A job's hold, from its placement's first writing until its last pod is gone; or what is promised to it."""

@@ -276,6 +276,7 @@ class Loop:
         placement = record.job.status.placement
         if placement is not None:
             self._price(record, placement)
+        record.edit = self._plans.judge_edit(record)
         decision = reconcile(self._situations.of(record, pods, now, monotonic))
         record.plannable = decision.plannable
         if not record.plannable:

@@ -17,7 +17,7 @@ from muster.cluster.jobs import JobInput
 from muster.cluster.snapshot import Masks, build
 from muster.cluster.status import goes_on
 from muster.cluster.topologies import Detector
-from muster.controllers import admission, planning
+from muster.controllers import admission, planning, refusals
 from muster.controllers.accounts import Budgets, Spent, closed
 from muster.controllers.books import Books
 from muster.controllers.cache import Cache
@@ -25,6 +25,8 @@ from muster.controllers.claims import Claims
 from muster.controllers.decisions import Decisions, Names, Start
 from muster.controllers.garbage import no_looks
 from muster.controllers.inputs import Inputs
+from muster.controllers.lifecycle import renewal
+from muster.controllers.lifecycle.turn import NO_EDIT, Edit
 from muster.controllers.places import Places, conflict
 from muster.controllers.queues import queue_inputs, why_drained
 from muster.controllers.records import Record
@@ -51,6 +53,8 @@ REVIEW: Final = 60.0
 """Seconds between two rounds, at most, while there are jobs: who may be asked for room, and who may move, changes with
 time alone, and nothing else need happen in a cluster for hours."""
 
+ALIKE_JUDGED: Final = 0.5
+"""Seconds that the rehearsal of another job's pod may take, which is like this one's."""
 FIRST_REHEARSALS: Final = 5.0
 """Seconds that an operator's first plan waits at most for the rehearsals of those that it finds waiting."""
 
@@ -296,6 +300,19 @@ class Plans:
         if record.judging is None and self._worker.claim_rehearsal(record):
             record.judging = asyncio.create_task(self._judge(record))
         return judgement.obstacle if judgement is not None and known else None
+
+    def judge_edit(self, record: Record) -> Edit:
+        """What becomes of the pods of the spec as it is now, where the job's gang runs and was placed for another one.
+        Asks for a rehearsal when there is none yet."""
+        status = record.job.status
+        if not (renewal.edited(status, record.spec, record.placement_hash) and renewal.whole(status)):
+            return NO_EDIT
+        found = self._judged(record)
+        if found is None and not self._known(record) and record.judging is None:
+            record.ask(clock() + ALIKE_JUDGED)
+        if found is None or refusals.counts_pods(found.message):  # the gang's own are there as yet
+            return Edit(judged=self._known(record))
+        return Edit(reason=found.reason.value, message=found.message)
 
     def _known(self, record: Record) -> bool:
         """Whether what a rehearsal made of its pod is of the spec that it has now."""

@@ -28,7 +28,7 @@ from muster.controllers.admission import Obstacle
 from muster.controllers.asking import Capacity
 from muster.controllers.lifecycle.facts import told_by
 from muster.controllers.lifecycle.hindrance import Heard
-from muster.controllers.lifecycle.turn import NO_FACTS, Facts, Made, Refusal
+from muster.controllers.lifecycle.turn import NO_EDIT, NO_FACTS, Edit, Facts, Made, Refusal
 from muster.controllers.quarantine import Fault, faults_of
 from muster.controllers.questions import Silence, at_doubt
 from muster.controllers.reliability import Stay, stay_of
@@ -110,6 +110,7 @@ class Record:
         planned: what was made of the job for the last snapshot, and from what.
         steady: by what `planned` is known to hold still; None where time alone may change it.
         told: reason, message, position and avoided nodes as last told to the job.
+        edit: of its spec, while the gang runs and was placed for another one.
         stand: what the last plan depended on in this job; a change makes a new plan necessary.
         told_at: monotonic time of the last status write that said why the job waits.
         growth_seen_at: monotonic time of the last look at why its gang is not larger.
@@ -154,6 +155,7 @@ class Record:
     plannable: bool = False
     obstacle: Obstacle | None = None
     waiting: Waiting | None = None
+    edit: Edit = NO_EDIT
     told: tuple[object, ...] = ()
     told_at: float = float("-inf")
     growth_seen_at: float = float("-inf")

@@ -32,6 +32,11 @@ def webhook_away(error: ApiError) -> bool:
     return error.status == 500 and "failed calling webhook" in error.message
 
 
+def counts_pods(message: str) -> bool:
+    """Whether a pod was refused for those that are there: it may be taken when they are gone."""
+    return "exceeded quota" in message
+
+
 def unknown(error: ApiError, spec: EffectiveSpec, pod: dict[str, Any]) -> str:
     """Which fields of the job no pod has, where a strict rehearsal of `pod` was refused for such; else ""."""
     found = unknown_fields.unknown_fields(error)

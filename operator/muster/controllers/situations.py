@@ -85,6 +85,7 @@ class Situations:
             facts=record.facts,
             placement_hash=record.placement_hash if placement else "",
             promise_hash=record.promise_hash if placement or promise else "",
+            edit=record.edit,
             heard=record.heard,
             capacity=record.capacity,
             gpu_type=record.gpu_type,

@@ -206,6 +206,8 @@ class Bounds:
 
 
 NO_BOUNDS: Final = Bounds()
+NEVER_AGAIN: Final = Bounds(opens=math.inf)
+"""Of a gang that could not start again, were it stopped now."""
 
 
 def bounds(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime, start_seconds: float) -> Bounds:

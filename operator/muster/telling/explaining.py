@@ -32,6 +32,13 @@ from muster.telling.wording import (
 from muster_protocol.counts import counted
 from muster_protocol.durations import format_duration
 
+_TROUBLES: Final = (
+    ConditionType.STRAGGLING,
+    ConditionType.GPUS_IDLE,
+    ConditionType.PRIORITY_CLASS_MISSING,
+    ConditionType.EDIT_REFUSED,
+)
+"""Conditions that are worth a word while they are true."""
 EVENTS_READ: Final = 100
 """Of a job's events, the newest."""
 _UNCOUNTED_SECONDS: Final = 60.0
@@ -101,7 +108,7 @@ def _why(scene: Scene) -> Iterator[tuple[str, str]]:
         yield "", old
     if place is not None and place.position:
         yield "", f"place {place.position} in the order of queue {job.spec.queue}"
-    for kind in (ConditionType.STRAGGLING, ConditionType.GPUS_IDLE, ConditionType.PRIORITY_CLASS_MISSING):
+    for kind in _TROUBLES:
         trouble = find_condition(status.conditions, kind.value)
         if trouble is not None and trouble.status == "True" and place is None:
             yield "", trouble.message

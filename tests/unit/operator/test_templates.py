@@ -13,6 +13,7 @@ from muster.api.jobparts import JobDefaults
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.errors import ApiError
 from muster.cluster.views import PodView
+from muster.controllers.situations import Patience
 from muster.controllers.work import LAST_RETRY
 
 from .loops import World, compressed, world
@@ -103,6 +104,42 @@ async def test_a_demand_on_other_pods_that_a_webhook_adds_is_told_before_anythin
         assert told["reason"] == "PodRefused"
         assert told["message"].startswith("a webhook changes the job's pods: spec.topologySpreadConstraints[0] is not")
         assert not around.server.pods
+
+
+async def test_an_edit_of_a_running_gang_is_rehearsed_before_it_stops_for_it() -> None:
+    async with world(patience=Patience(launcher=0.1)) as around:
+        create = around.server.create
+
+        async def strict_one(path: str, body: dict[str, Any], *, dry_run: bool = False, strict: bool = False) -> Any:
+            made = await create(path, body, dry_run=dry_run, strict=strict)
+            if dry_run and "nodeselector" in body["spec"]:
+                raise ApiError(400, "BadRequest", 'strict decoding error: unknown field "spec.nodeselector"')
+            return made
+
+        around.server.create = strict_one  # type: ignore[method-assign]
+        around.submit("first", workers=1)
+        await around.until(lambda: around.server.pods)
+        ((name, _),) = around.server.pods.items()
+        around.show(name, "Running")
+        await around.until(lambda: around.status("first").get("phase") == "Running")
+
+        around.edit("first", podTemplate={"spec": {"nodeselector": {"a": "b"}}})
+
+        def says_so() -> bool:
+            conditions = around.status("first")["conditions"]
+            return any(each["type"] == "EditRefused" and each["status"] == "True" for each in conditions)
+
+        await around.until(says_so)
+        assert around.status("first")["phase"] == "Running"
+        record = around.loop.records["uid-of-first"]
+        around.submit("second")  # so that there is another plan, which neither moves nor resizes the first
+        await around.until(lambda: around.placed("second"))
+        assert record.planned is not None
+        assert record.planned[1].terms.opens == float("inf")
+
+        around.edit("first", podTemplate={"spec": {"nodeSelector": {"a": "b"}}})
+        await around.until(lambda: around.status("first").get("stop"))
+        assert around.status("first")["stop"]["reason"] == "Restarting"
 
 
 def refuse(around: World, why: str) -> None:

@@ -2,11 +2,19 @@
 
 The API server refuses most such edits while a job is admitted. A quick suspend, edit and unsuspend gets past it, an
 edit of a job that waits can meet its placement, and some fields its rules cannot compare, such as the pod template.
+
+A gang that runs is not stopped for a spec that it could not start again with: first the API server is asked whether it
+takes the pods. Where it doesn't, the gang runs on as it was made until the edit is mended or taken back. No pod is made
+of such a spec, so a lost worker ends that, too.
 """
 
 from __future__ import annotations
 
-from muster.api.names import EventReason, Reason
+from muster.api.common import find_condition
+from muster.api.effective import EffectiveSpec
+from muster.api.names import ConditionType, EventReason, Reason
+from muster.api.trainingjob_status import TrainingJobStatus
+from muster.cluster.status import is_true
 from muster.controllers.lifecycle.turn import Turn
 
 _CHANGED = (
@@ -15,15 +23,47 @@ _CHANGED = (
 )
 
 
-def renew(turn: Turn) -> bool:
-    """Stop a gang that was placed for another spec."""
-    placement, spec = turn.status.placement, turn.s.spec
+def edited(status: TrainingJobStatus, spec: EffectiveSpec, placement_hash: str) -> bool:
+    """Whether the present placement was made for another spec."""
+    placement = status.placement
     if placement is None:
         return False
-    as_placed = not placement.spec or placement.spec == turn.s.placement_hash
+    as_placed = not placement.spec or placement.spec == placement_hash
     # The size is no part of the hash, for an elastic gang changes it while it runs.
-    if as_placed and (spec.elastic or placement.workers == spec.replicas):
+    return not as_placed or not (spec.elastic or placement.workers == spec.replicas)
+
+
+def whole(status: TrainingJobStatus) -> bool:
+    """Whether the gang trains and waits for no worker that is made anew, so that it needs nothing of its spec."""
+    return is_true(status, ConditionType.RUNNING) and (status.placement is None or status.placement.replacing is None)
+
+
+def renew(turn: Turn) -> bool:
+    """Stop a gang that was placed for another spec, unless it could not start again with the one that it has now."""
+    if not edited(turn.status, turn.s.spec, turn.s.placement_hash):
+        if is_true(turn.status, ConditionType.EDIT_REFUSED):
+            again = "the spec is again the one that the gang runs"
+            turn.draft.condition(ConditionType.EDIT_REFUSED, False, Reason.EDIT_TAKEN_BACK.value, again)
+        return False
+    if whole(turn.status) and (not turn.s.edit.judged or turn.s.edit.message):
+        if turn.s.edit.message:
+            _refuse(turn)
         return False
     turn.tell(EventReason.RESTARTING, _CHANGED)
     turn.stop(Reason.RESTARTING, _CHANGED)
     return True
+
+
+def _refuse(turn: Turn) -> None:
+    """Once for each edit, and for each other reason why it is refused."""
+    kind, edit = ConditionType.EDIT_REFUSED, turn.s.edit
+    message = (
+        f"{edit.message}; the gang runs on as it was made, and could not start again: mend the spec, or take the edit "
+        "back"
+    )
+    known = find_condition(turn.status.conditions, kind.value)
+    told = known is not None and known.status == "True" and known.message == message
+    if not told or known is None or known.observed_generation != turn.generation:
+        turn.draft.condition(kind, True, edit.reason, message)
+    if not told:
+        turn.tell(EventReason.EDIT_REFUSED, message, warning=True)

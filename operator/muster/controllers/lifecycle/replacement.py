@@ -22,7 +22,7 @@ from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.placement import Attempt, Placement, Replacing, format_indexes
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.status import is_true
-from muster.controllers.lifecycle import blame, causes, failure, start, withdraw
+from muster.controllers.lifecycle import blame, causes, failure, renewal, start, withdraw
 from muster.controllers.lifecycle.causes import End, Kind
 from muster.controllers.lifecycle.stopping import remove_strays
 from muster.controllers.lifecycle.turn import Turn
@@ -93,7 +93,9 @@ def _losses(turn: Turn, placement: Placement) -> list[End]:
     again = all(placement.attempt_of(end.index) + 1 < MOST for end in losses)
     # A gang whose launchers have never answered could not be told of its new members.
     reachable = turn.status.incarnation is not None
-    return losses if alone and again and reachable and turn.s.claim is None else []
+    # A pod of another spec than the others' is no worker of theirs.
+    as_made = not renewal.edited(turn.status, turn.s.spec, turn.s.placement_hash)
+    return losses if alone and again and reachable and as_made and turn.s.claim is None else []
 
 
 def _turned_away(turn: Turn, placement: Placement) -> dict[int, End]:

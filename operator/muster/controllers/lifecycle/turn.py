@@ -96,6 +96,23 @@ NO_FACTS: Final = Facts()
 
 
 @dataclass(frozen=True)
+class Edit:
+    """What the API server makes of the pods of a spec that a running gang was not placed for.
+
+    Attributes:
+        judged: whether it has been asked.
+        reason, message: why it refuses them, or "".
+    """
+
+    judged: bool = True
+    reason: str = ""
+    message: str = ""
+
+
+NO_EDIT: Final = Edit()
+
+
+@dataclass(frozen=True)
 class Situation:
     """Everything that a policy may look at.
 
@@ -123,6 +140,7 @@ class Situation:
         facts: what ended launchers have told.
         placement_hash, promise_hash: of the spec's fields that a placement and a promise stand for; see
             `muster.api.frozen`.
+        edit: of the spec, where a running gang was placed for another one.
         heard: what an Event says of a pod of the gang that is being created for long, or None.
         capacity: what became of the request for more nodes, or None.
         gpu_type: of the present placement's nodes; "" where that is not known.
@@ -157,6 +175,7 @@ class Situation:
     facts: Facts = NO_FACTS
     placement_hash: str = ""
     promise_hash: str = ""
+    edit: Edit = NO_EDIT
     heard: Heard | None = None
     capacity: Capacity | None = None
     gpu_type: str = ""
@@ -341,7 +360,7 @@ def end_run(draft: Draft, now: datetime, reason: str, message: str) -> None:
     draft.set(running_since=None, runtime_seconds=(before or 0) + trained or before)
     for kind in (ConditionType.PODS_READY, ConditionType.RUNNING):
         draft.condition(kind, False, reason, message)
-    for kind in (ConditionType.STRAGGLING, ConditionType.CHECKPOINT_IN_MEMORY):
+    for kind in (ConditionType.STRAGGLING, ConditionType.CHECKPOINT_IN_MEMORY, ConditionType.EDIT_REFUSED):
         if is_true(draft.status, kind):
             draft.condition(kind, False, reason, message)
     if is_true(draft.status, ConditionType.GPUS_IDLE) and reason != Reason.GPUS_IDLE.value:

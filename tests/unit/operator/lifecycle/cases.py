@@ -21,7 +21,18 @@ from muster.controllers.lifecycle.facts import told_by
 from muster.controllers.lifecycle.hindrance import Heard
 from muster.controllers.lifecycle.reconcile import reconcile
 from muster.controllers.lifecycle.runtime import remaining_seconds
-from muster.controllers.lifecycle.turn import NO_FACTS, Claim, Decision, Facts, Made, Note, Refusal, Situation
+from muster.controllers.lifecycle.turn import (
+    NO_EDIT,
+    NO_FACTS,
+    Claim,
+    Decision,
+    Edit,
+    Facts,
+    Made,
+    Note,
+    Refusal,
+    Situation,
+)
 from muster.controllers.planning import admitted
 from muster_protocol import env, exits
 from muster_protocol.launcher_status import Phase, Status
@@ -124,6 +135,7 @@ class Case:
     idle: IdleLimit | None = None
     priority: int = 0
     no_priority: str = ""
+    judged: Edit = NO_EDIT
     notes: list[Note] = field(default_factory=list)
     writes: int = 0
     deleted_job: bool = False
@@ -159,6 +171,7 @@ class Case:
             idle=self.idle,
             priority=self.priority,
             no_priority=self.no_priority,
+            edit=self.judged,
             facts=told_by(self.gang(), self.facts),
             placement_hash=frozen_hash(self.job.spec, OF_PLACEMENT),
             promise_hash=frozen_hash(self.job.spec, OF_PROMISE),

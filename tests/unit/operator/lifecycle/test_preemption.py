@@ -198,46 +198,6 @@ def test_the_budget_counts_what_lies_within_the_window() -> None:
     assert budget_left(moments, 1, 4 * 3600, START) == 0
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        {"image": "train:2"},
-        {"podTemplate": {"spec": {"hostNetwork": True}}},
-        {"imagePullSecrets": [{"name": "registry"}]},
-        {"volumes": [{"name": "data", "emptyDir": {}}]},
-        {"workers": {"replicas": 3, "gpusPerWorker": 1}},
-        {"workers": {"replicas": 1, "gpusPerWorker": 1}},
-    ],
-)
-def test_a_gang_whose_spec_was_changed_under_it_starts_again_with_the_new_one(edit: dict[str, Any]) -> None:
-    """Suspend, edit and unsuspend between two looks of the operator; and fields that no rule compares."""
-    case = running()
-    case.edit(**edit)
-    case.settle()
-    assert case.phase == "Restarting"
-    assert "the spec has changed" in case.message()
-    case.vanish()
-    decision = case.settle()
-    assert decision.plannable
-    assert (case.job.status.failures, case.job.status.restarts) == (None, None)
-    case.start()
-    assert case.is_true(ConditionType.RUNNING)
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        {"maxRuntime": "3d", "ttlAfterFinished": "1h"},
-        {"workers": {"replicas": 3, "max": 4, "min": 1, "gpusPerWorker": 1}},
-    ],
-)
-def test_an_edit_that_no_gang_minds_stops_nobody(edit: dict[str, Any]) -> None:
-    case = running()
-    case.edit(**edit)
-    case.settle()
-    assert case.phase == "Running"
-
-
 def test_what_the_launchers_tell_while_they_are_stopped_is_written_with_the_end() -> None:
     """After a suspend STEP and CHECKPOINT are those of the last commit, not of the last poll."""
     case = running(checkpoint=CHECKPOINT)

@@ -1,0 +1,156 @@
+"""An edit of what a running gang is made from: taken up by a new start, or refused while the gang runs on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from muster.api.names import ConditionType, EventReason
+from muster.controllers.lifecycle.turn import NO_EDIT, Edit
+from muster_protocol import exits
+
+from .cases import Case, trainingjob
+
+pytestmark = pytest.mark.unit
+
+KIND = ConditionType.EDIT_REFUSED
+TYPO = {"podTemplate": {"spec": {"nodeselector": {"a": "b"}}}}
+REFUSED = Edit(reason="InvalidPodTemplate", message="no pod has spec.podTemplate.spec.nodeselector")
+TOLD = (
+    "no pod has spec.podTemplate.spec.nodeselector; the gang runs on as it was made, and could not start again: mend "
+    "the spec, or take the edit back"
+)
+
+
+def running() -> Case:
+    case = Case(trainingjob())
+    case.start()
+    return case
+
+
+def refused() -> Case:
+    """A gang that runs on under an edit that the API server refuses."""
+    case = running()
+    case.edit(**TYPO)
+    case.judged = REFUSED
+    case.settle()
+    return case
+
+
+def told(case: Case) -> list[str]:
+    return [note.message for note in case.notes if note.reason is EventReason.EDIT_REFUSED and note.warning]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"image": "train:2"},
+        {"podTemplate": {"spec": {"hostNetwork": True}}},
+        {"imagePullSecrets": [{"name": "registry"}]},
+        {"volumes": [{"name": "data", "emptyDir": {}}]},
+        {"workers": {"replicas": 3, "gpusPerWorker": 1}},
+        {"workers": {"replicas": 1, "gpusPerWorker": 1}},
+    ],
+)
+def test_a_gang_whose_spec_was_changed_under_it_starts_again_with_the_new_one(edit: dict[str, Any]) -> None:
+    """Suspend, edit and unsuspend between two looks of the operator; and fields that no rule compares."""
+    case = running()
+    case.edit(**edit)
+    case.settle()
+    assert case.phase == "Restarting"
+    assert "the spec has changed" in case.message()
+    case.vanish()
+    decision = case.settle()
+    assert decision.plannable
+    assert (case.job.status.failures, case.job.status.restarts) == (None, None)
+    case.start()
+    assert case.is_true(ConditionType.RUNNING)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"maxRuntime": "3d", "ttlAfterFinished": "1h"},
+        {"workers": {"replicas": 3, "max": 4, "min": 1, "gpusPerWorker": 1}},
+    ],
+)
+def test_an_edit_that_no_gang_minds_stops_nobody(edit: dict[str, Any]) -> None:
+    case = running()
+    case.edit(**edit)
+    case.settle()
+    assert case.phase == "Running"
+
+
+def test_a_running_gang_is_not_stopped_before_the_api_server_has_been_asked() -> None:
+    case = running()
+    case.edit(**TYPO)
+    case.judged = Edit(judged=False)
+    case.settle()
+    assert case.phase == "Running"
+    assert not told(case)
+    case.judged = NO_EDIT
+    case.settle()
+    assert case.phase == "Restarting"
+
+
+def test_an_edit_that_is_refused_is_told_once_and_the_gang_runs_on() -> None:
+    case = refused()
+    assert case.phase == "Running"
+    assert case.is_true(KIND)
+    assert case.reason(KIND) == "InvalidPodTemplate"
+    assert told(case) == [TOLD] == [case.message(KIND)]
+    writes = case.writes
+    case.settle()
+    assert (case.writes, len(told(case))) == (writes, 1)
+    case.edit(maxRuntime="3d")  # another edit, which mends nothing
+    case.settle()
+    assert len(told(case)) == 1
+
+
+def test_an_edit_that_is_taken_back_leaves_nothing_behind() -> None:
+    case = refused()
+    raw = case.job.to_raw()
+    del raw["spec"]["podTemplate"]
+    case.job, case.judged = type(case.job).from_raw(raw), NO_EDIT
+    case.settle()
+    assert case.phase == "Running"
+    assert (case.is_true(KIND), case.reason(KIND)) == (False, "EditTakenBack")
+
+
+def test_an_edit_that_is_mended_starts_the_gang_again() -> None:
+    case = refused()
+    case.edit(podTemplate={"spec": {"nodeSelector": {"a": "b"}}})
+    case.judged = NO_EDIT
+    case.settle()
+    assert case.phase == "Restarting"
+    assert not case.is_true(KIND)
+
+
+def test_a_worker_of_another_spec_is_never_made() -> None:
+    """Neither in place of a lost one, nor for a gang that is not whole yet."""
+    case = refused()
+    case.vanish(case.worker(1).name)
+    case.settle()
+    assert case.job.status.restarts == 1
+    assert case.job.status.placement is not None
+    assert case.job.status.placement.replacing is None
+    assert case.job.status.stop is not None
+
+    waits = Case(trainingjob())
+    waits.settle()
+    waits.place("n0", "n1")
+    waits.edit(**TYPO)
+    waits.judged = REFUSED
+    waits.settle()
+    assert not waits.pods
+    assert waits.phase != "Running"
+
+
+def test_a_run_that_ends_under_a_refused_edit_has_ended() -> None:
+    case = refused()
+    for index in (0, 1):
+        case.end(index, exits.Cause.SUCCEEDED, 0)
+        case.settle()
+    assert case.phase == "Succeeded"
+    assert not case.is_true(KIND)
