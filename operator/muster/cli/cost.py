@@ -53,6 +53,10 @@ class Format(str, Enum):
 
 
 _FOR_EYES: Final = (Format.TABLE, Format.HTML)
+_LISTED: Final = (
+    "At public list prices, since no --prices names a file: where the operator has prices of its own, its metrics, "
+    "budgets and /v1/cost count at those. --prices takes the chart's values"
+)
 
 PricesFile = Annotated[
     Path | None, typer.Option("--prices", help="A price file, or the chart's values. Left out: public list prices.")
@@ -118,6 +122,9 @@ def report_(
             found, begins, ends = _files(intervals or [], pools or [], month)
     except ValueError as error:
         fail(str(error))
+    listed = [_LISTED] if prices is None and charged.layers else []
+    if listed and form not in _FOR_EYES:
+        note(_LISTED)
     book = ledger(charged, begins, ends, found.intervals, parts=found.parts, pools=found.pools, stored=found.stored)
     if form is Format.FOCUS:
         account = formats.Account.named(cluster, charged.region)
@@ -133,9 +140,9 @@ def report_(
     elif form is Format.JSON:
         typer.echo(formats.to_json(table))
     elif form is Format.HTML:
-        typer.echo(to_html(table, list(notes(table)), cluster=cluster), nl=False)
+        typer.echo(to_html(table, [*listed, *notes(table)], cluster=cluster), nl=False)
     else:
-        _print(table, lambda: report(book, found.jobs, groups, places=0))
+        _print(table, lambda: report(book, found.jobs, groups, places=0), listed)
 
 
 def _files(intervals: list[Path], pools: list[Path], month: str | None) -> tuple[rows.Rows, datetime, datetime]:
@@ -320,15 +327,15 @@ def _read(path: Path) -> _Given:
     return _Given(hourly, own, str(cost.get("currency") or ""), str(cost.get("region") or ""), listed)
 
 
-def _print(table: Report, in_whole: Callable[[], Report]) -> None:
-    """`in_whole` makes the report without cents, for a terminal that they don't fit on."""
+def _print(table: Report, in_whole: Callable[[], Report], first: Iterable[str]) -> None:
+    """`in_whole` makes the report without cents, for a terminal that they don't fit on; `first`: sentences below it."""
     console = Console(markup=False, highlight=False)
     shown = _table(table)
     if too_wide(console, shown):
         shown = _table(table, gap=1)
     coarse = too_wide(console, shown)
     print_table(console, _table(in_whole(), gap=1) if coarse else shown)
-    for sentence in notes(table):
+    for sentence in (*first, *notes(table)):
         print_sentence(console, sentence)
     if coarse:
         print_sentence(console, f"In whole {table.ledger.currency}, for the terminal is narrow; -o csv has all digits")

@@ -56,6 +56,17 @@ def test_the_table_ends_with_the_clusters_total() -> None:
     assert [line.split()[0] for line in lines[1:5]] == ["research", "vision", "(idle)", "total"]
 
 
+@pytest.mark.parametrize("form", ["table", "html", "csv", "json", "focus"])
+def test_a_bill_at_list_prices_says_so_whoever_reads_it(form: str) -> None:
+    asked = ("cost", "report", "--intervals", str(EXAMPLE / "october.jsonl"), "--month", "2026-10", "-o", form)
+    found = run(*asked)
+    assert found.exit_code == 0, found.output
+    told = "At public list prices, since no --prices names a file"
+    assert (told in found.stdout, told in found.stderr) == (form in ("table", "html"), form not in ("table", "html"))
+    assert told not in run(*asked, "--prices", str(EXAMPLE / "prices.yaml")).output
+    assert told not in run(*asked, "--no-list-prices").output
+
+
 @pytest.mark.parametrize("by", ["queue", "namespace", "user", "project", "month", "job", "flavour", "queue,month"])
 def test_every_table_has_the_same_total(by: str) -> None:
     whole = json.loads(reported("-o", "json", "--by", by))
