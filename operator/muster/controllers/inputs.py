@@ -335,13 +335,12 @@ def run_of(record: Record, now: datetime) -> RunInput:
     status, spec = record.job.status, record.spec
     started = _seconds(record.placement.placed_at if record.placement else None, 0.0)
     committed = _seconds(status.checkpoint.committed_at if status.checkpoint else None, started)
-    eta = _seconds(status.progress.eta if status.progress else None, FOREVER)
     return RunInput(
         started=started,
         saved=max(started, min(committed, now.timestamp())),
         restart=terms.start_seconds(status),
         grace=float(spec.grace) if status.stop_seconds is None else min(float(status.stop_seconds), float(spec.grace)),
-        ends=eta,
+        ends=_seconds(terms.expected_end(status, record.pace), FOREVER),
         bound=min(_bound(record, status), terms.bound(spec, status, _gpus(record), record.price, now)),
         budget=preemption.budget_left(status.preempted_at, spec.budget, spec.budget_window, now),
         stops=status.preemptions or 0,

@@ -30,6 +30,7 @@ from muster.controllers.lifecycle.turn import TERMINAL
 from muster.controllers.questions import Stand, due, longer
 from muster.controllers.records import Record
 from muster.controllers.reliability import NodeHours, hours_for, moved
+from muster.controllers.terms import LONGEST_ETA
 from muster_protocol.env import DEFAULT_PORT
 from muster_protocol.goodput import Spent
 from muster_protocol.launcher_status import Kept, MemoryTier, Phase
@@ -383,7 +384,7 @@ def _progress(answer: LauncherStatus, now: datetime) -> ProgressStatus:
         total_steps=total,
         steps_per_second=None if rate is None else f"{rate:.4g}",
         loss=None if answer.loss is None else answer.loss[:32],
-        eta=None if left is None or left > 10**8 else now + timedelta(seconds=left),
+        eta=None if left is None or left > LONGEST_ETA else now + timedelta(seconds=left),
         updated_at=now,
     )
 

@@ -24,6 +24,7 @@ from muster.cluster.pods import Identity, PodSettings, spec_hash
 from muster.cluster.reading import Once
 from muster.cluster.status import is_true
 from muster.cluster.views import PodView
+from muster.controllers import terms
 from muster.controllers.admission import Obstacle
 from muster.controllers.asking import Capacity
 from muster.controllers.lifecycle.facts import told_by
@@ -110,6 +111,7 @@ class Record:
         planned: what was made of the job for the last snapshot, and from what.
         steady: by what `planned` is known to hold still; None where time alone may change it.
         told: reason, message, position and avoided nodes as last told to the job.
+        pace: steps a second, as last told: it still holds while the gang's processes start again.
         edit: of its spec, while the gang runs and was placed for another one.
         stand: what the last plan depended on in this job; a change makes a new plan necessary.
         told_at: monotonic time of the last status write that said why the job waits.
@@ -155,6 +157,7 @@ class Record:
     plannable: bool = False
     obstacle: Obstacle | None = None
     waiting: Waiting | None = None
+    pace: float = 0.0
     edit: Edit = NO_EDIT
     told: tuple[object, ...] = ()
     told_at: float = float("-inf")
@@ -204,7 +207,7 @@ class Record:
 
     @classmethod
     def of(cls, job: TrainingJob) -> Record:
-        record = cls(job, _effective(None)(job.spec))
+        record = cls(job, _effective(None)(job.spec), pace=terms.pace(job.status))
         record.fill(None)
         return record
 
@@ -258,7 +261,7 @@ class Record:
         if int(job.metadata.resource_version or 0) < int(self.job.metadata.resource_version or 0):
             return False
         edited = job.metadata.generation != self.job.metadata.generation
-        self.job = job
+        self.job, self.pace = job, terms.pace(job.status) or self.pace
         if edited:
             self._filled = None
             self.fill(self.template)

@@ -31,6 +31,9 @@ MARGIN: Final = 30.0
 START_SECONDS: Final = 120.0
 """What a start is taken to cost while nobody has measured it: images, the barrier, and reading the checkpoint."""
 
+LONGEST_ETA: Final = 10**8
+"""Seconds; an end that is farther off is none that anybody plans by."""
+
 _BASES: Final = {
     Basis.PROMISED.value: "when the room that is promised to it is cleared",
     Basis.LIMITS.value: "when the running jobs must have ended",
@@ -168,7 +171,7 @@ def rest(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime) -> Rest 
     if progress is not None and progress.eta is not None and status.running_since is not None:
         return Rest(max(0.0, (progress.eta - now).total_seconds()), sure=True)
     if progress is not None and progress.total_steps is not None:
-        speed = _number(progress.steps_per_second)
+        speed = pace(status)
         done = status.checkpoint.step if status.checkpoint and status.running_since is None else progress.step
         if speed > 0:
             return Rest(max(0, progress.total_steps - done) / speed, sure=True)
@@ -178,6 +181,26 @@ def rest(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime) -> Rest 
         (now - status.running_since).total_seconds() if status.running_since else 0.0
     )
     return Rest(max(0.0, spec.max_runtime - trained), sure=False)
+
+
+def pace(status: TrainingJobStatus) -> float:
+    """Steps a second, by the job's own progress; 0 where it doesn't tell."""
+    return _number(status.progress.steps_per_second) if status.progress is not None else 0.0
+
+
+def expected_end(status: TrainingJobStatus, known_pace: float) -> datetime | None:
+    """When the job will have done its steps, by its own progress; None where that doesn't tell.
+
+    Args:
+        known_pace: steps a second, as it last told: for a while after its processes have started again it tells none.
+    """
+    progress = status.progress
+    if progress is None or progress.eta is not None:
+        return None if progress is None else progress.eta
+    if progress.total_steps is None or progress.updated_at is None or known_pace <= 0:
+        return None
+    left = max(0, progress.total_steps - progress.step) / known_pace
+    return progress.updated_at + timedelta(seconds=left) if left <= LONGEST_ETA else None
 
 
 def length(spec: EffectiveSpec, status: TrainingJobStatus) -> float:

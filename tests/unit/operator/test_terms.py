@@ -19,6 +19,8 @@ from muster.api.terms import Usage
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import CommittedCheckpoint, Progress, QueuePosition, TrainingJobStatus
 from muster.controllers import terms
+from muster.controllers.inputs import run_of
+from muster.controllers.records import Record
 from muster_protocol.durations import parse_duration
 
 from .lifecycle.cases import trainingjob
@@ -250,6 +252,24 @@ def test_a_job_that_has_trained_for_longer_than_its_lowered_limit_takes_no_less_
     job = spec(maxRuntime="10m", readyTimeout="2m", terminationGracePeriod="30s")
     assert terms.bounds(job, status, now, 60.0).limit == 120 + 30 + terms.MARGIN
     assert terms.length(job, status) == 0.0
+
+
+def test_while_a_gang_starts_again_its_end_is_known_by_the_pace_that_it_had() -> None:
+    """What waits for its nodes would else be told another start, for a minute, by how long jobs take in general."""
+    now = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
+    job, step = trainingjob(), Progress(step=400, total_steps=1000, steps_per_second="2", eta=now, updated_at=now)
+    trains = TrainingJobStatus(progress=step)
+    begins = TrainingJobStatus(progress=Progress(step=300, total_steps=1000, updated_at=now))
+    record = Record.of(job.model_copy(update={"status": trains}))
+    assert terms.expected_end(trains, record.pace) == now
+    assert record.take(job.model_copy(update={"status": begins}))
+    assert terms.expected_end(begins, record.pace) == now + timedelta(seconds=350)
+    assert run_of(record, now).ends == now.timestamp() + 350
+
+    assert terms.expected_end(begins, 0.0) is None  # of a new operator
+    assert terms.expected_end(begins, 1e-9) is None
+    assert terms.expected_end(TrainingJobStatus(progress=Progress(step=3, updated_at=now)), 2.0) is None
+    assert terms.expected_end(TrainingJobStatus(), 2.0) is None
 
 
 def test_a_deadline_counts_the_windows_that_a_job_is_stopped_by() -> None:
