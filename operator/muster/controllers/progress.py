@@ -11,30 +11,24 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from typing import Final
 
-from muster.api import goodput
-from muster.api.names import ConditionType, Reason
+from muster.api.names import ConditionType
 from muster.api.placement import Placement
-from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import CommittedCheckpoint, FixedSize, Goodput, Saving, TrainingJobStatus
-from muster.api.trainingjob_status import Progress as ProgressStatus
+from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.launchers import Launcher, LauncherError, Launchers, Nonsense, NotAsked
-from muster.cluster.status import Draft, is_true
+from muster.cluster.status import is_true
 from muster.cluster.views import PodView
 from muster.controllers import tracking
 from muster.controllers.cache import Cache
 from muster.controllers.lifecycle.turn import TERMINAL
+from muster.controllers.progressed import progressed
 from muster.controllers.questions import Stand, due, longer
 from muster.controllers.records import Record
 from muster.controllers.reliability import NodeHours, hours_for, moved
-from muster.controllers.terms import LONGEST_ETA
 from muster_protocol.env import DEFAULT_PORT
-from muster_protocol.goodput import Spent
-from muster_protocol.launcher_status import Kept, MemoryTier, Phase
-from muster_protocol.launcher_status import Saving as LauncherSaving
+from muster_protocol.launcher_status import Phase
 from muster_protocol.launcher_status import Status as LauncherStatus
 from muster_protocol.messages import Member, Membership, Reliability
 
@@ -46,17 +40,8 @@ ROUND: Final = 1.0
 ASKED_ABOUT_LEADER: Final = 3
 """Launchers that are asked about a leader that doesn't answer; the first of them that answers counts."""
 
-COUNTED_EVERY: Final = 60.0
-"""Seconds after which it is written where the time goes, though nothing else is news: a hang makes none."""
-
-MOVED: Final = 0.2
-"""Share of it by which the interval that `auto` has chosen must change to be told anew."""
-
 TELL_AGAIN: Final = 60.0
 """Seconds until a launcher is told again how often nodes fail; one that is older than the operator never knows."""
-
-_MOST: Final = 2**31 - 1
-_KEPT: Final = {Kept.OFF: Reason.NOT_KEPT, Kept.LOCAL: Reason.KEPT_LOCALLY, Kept.PEER: Reason.KEPT_BY_PEERS}
 
 Write = Callable[[Record, TrainingJobStatus], None]
 """Hands a status to the loop, which writes it as the job's task."""
@@ -290,103 +275,6 @@ def _membership(placement: Placement, pods: Mapping[int, PodView]) -> Membership
         for index, pod in sorted(pods.items())
     )
     return Membership(placement.generation, placement.incarnation or 1, tuple(members))
-
-
-def progressed(job: TrainingJob, answer: LauncherStatus, now: datetime) -> TrainingJobStatus | None:
-    """The status with the launcher's progress and checkpoint in it; None when they bring nothing new."""
-    draft = Draft(job, now)
-    old, committed = job.status.progress, answer.checkpoint
-    if answer.step is not None and (old is None or old.step != answer.step or old.loss != answer.loss):
-        draft.set(progress=_progress(answer, now))
-    elif answer.step is None and old is not None and committed is not None and old.step < committed.step:
-        # The last answer before the ranks were lost was older than their last save, where they go on.
-        draft.set(progress=old.model_copy(update={"step": committed.step, "loss": None}))
-    placement = job.status.placement
-    if placement is not None and answer.step is not None:
-        why = answer.fixed_size[:1024]
-        draft.set(fixed_size=FixedSize(workers=placement.workers, message=why) if why else None)
-    if committed is not None and (job.status.checkpoint is None or job.status.checkpoint.step != committed.step):
-        draft.set(
-            checkpoint=CommittedCheckpoint(
-                step=committed.step,
-                uri=committed.uri if committed.uri.startswith("s3://") else None,
-                committed_at=datetime.fromtimestamp(committed.committed_at, timezone.utc),
-            )
-        )
-    elif committed is None and job.status.checkpoint is None and (found := _resumed(job, answer)) is not None:
-        draft.set(checkpoint=found)
-    if answer.storage_error:
-        draft.condition(ConditionType.CHECKPOINT_STORAGE_READY, False, Reason.STORAGE_ERROR.value, answer.storage_error)
-    elif not is_true(job.status, ConditionType.CHECKPOINT_STORAGE_READY) and job.spec.checkpoint is not None:
-        told = f"{job.spec.checkpoint.uri} can be read and written"
-        draft.condition(ConditionType.CHECKPOINT_STORAGE_READY, True, Reason.STORAGE_READY.value, told)
-    if answer.memory_tier is not None and job.spec.checkpoint is not None and job.status.stop is None:
-        kept, reason = answer.memory_tier.kept is not Kept.OFF, _kept(answer.memory_tier)
-        draft.condition(ConditionType.CHECKPOINT_IN_MEMORY, kept, reason.value, answer.memory_tier.why)
-    if answer.tracking is not None:
-        tracking.tell(draft, answer.tracking)
-    if answer.saving is not None:
-        draft.set(saving=_saving(job.status.saving, answer.saving))
-    changed = draft.done() != job.status
-    counted = _counted(job, answer, now)
-    if counted is not None and (changed or job.status.goodput is None or _stale(job.status.goodput, counted)):
-        draft.set(goodput=counted)
-    status = draft.done()
-    return None if status == job.status else status
-
-
-def _resumed(job: TrainingJob, answer: LauncherStatus) -> CommittedCheckpoint | None:
-    """The checkpoint at the job's own uri that its ranks went on from, of a run before this job. None until they have
-    done a step: of a run that had finished nothing is left to train, which is told at its end."""
-    own, step = job.spec.checkpoint, answer.resumed_from
-    if own is None or step is None or answer.step is None or answer.step <= step:
-        return None
-    return CommittedCheckpoint(step=step, uri=own.uri) if answer.resumed_uri == own.uri.rstrip("/") else None
-
-
-def _counted(job: TrainingJob, answer: LauncherStatus, now: datetime) -> Goodput | None:
-    """Where the job's time went, with what index 0's launcher has counted; None without its word."""
-    spent = Spent.read(asdict(answer.spent)) if answer.spent is not None else None
-    placement = job.status.placement
-    if spent is None or placement is None:
-        return None
-    submitted_at = job.status.submitted_at or job.metadata.creation_timestamp or now
-    return goodput.told(goodput.account(job.status, submitted_at), placement.attempt_of(0), spent, now)
-
-
-def _stale(told: Goodput, counted: Goodput) -> bool:
-    return (counted.until - told.until).total_seconds() >= COUNTED_EVERY
-
-
-def _kept(tier: MemoryTier) -> Reason:
-    return Reason.COPY_FAILS if tier.kept is Kept.PEER and tier.why else _KEPT[tier.kept]
-
-
-def _saving(old: Saving | None, said: LauncherSaving) -> Saving | None:
-    """An interval that hardly differs from the old one stays as it is told."""
-    interval = None if said.interval_seconds is None else _count(said.interval_seconds)
-    told = old.interval_seconds if old is not None else None
-    if told is not None and interval is not None and abs(interval - told) <= MOVED * told:
-        interval = told
-    left_out = _count(said.left_out) or None
-    return None if interval is None and left_out is None else Saving(interval_seconds=interval, left_out=left_out)
-
-
-def _count(number: float) -> int:
-    return round(min(max(number, 0), _MOST))
-
-
-def _progress(answer: LauncherStatus, now: datetime) -> ProgressStatus:
-    step, total, rate = answer.step or 0, answer.total_steps, answer.steps_per_second
-    left = max(0, total - step) / rate if total is not None and rate else None
-    return ProgressStatus(
-        step=step,
-        total_steps=total,
-        steps_per_second=None if rate is None else f"{rate:.4g}",
-        loss=None if answer.loss is None else answer.loss[:32],
-        eta=None if left is None or left > LONGEST_ETA else now + timedelta(seconds=left),
-        updated_at=now,
-    )
 
 
 def _live(record: Record) -> bool:

@@ -29,7 +29,7 @@ from muster.controllers.books import topology_status
 from muster.controllers.cache import Cache
 from muster.controllers.claims import Claims
 from muster.controllers.inputs import Inputs
-from muster.controllers.progress import progressed
+from muster.controllers.progressed import progressed
 from muster.controllers.records import Judgement, Record
 from muster.scheduling.plan import Waiting, WaitReason
 from muster.scheduling.snapshot import TopologyMode

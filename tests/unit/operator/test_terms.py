@@ -18,7 +18,7 @@ from muster.api.placement import Placement
 from muster.api.terms import Usage
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import CommittedCheckpoint, Progress, QueuePosition, TrainingJobStatus
-from muster.controllers import terms
+from muster.controllers import deadlines, terms
 from muster.controllers.inputs import run_of
 from muster.controllers.records import Record
 from muster_protocol.durations import parse_duration
@@ -224,10 +224,10 @@ def test_the_end_of_a_budget_is_known_beforehand_and_is_when_it_is_spent() -> No
 def test_a_deadline_is_judged_by_progress_before_max_runtime_and_by_the_window() -> None:
     now, start = berlin(2026, 3, 2, 12), 120.0
     by_limit = spec(deadline="2026-03-02T20:00:00Z", maxRuntime="6h")
-    found = terms.outlook(by_limit, TrainingJobStatus(), now, start)
+    found = deadlines.outlook(by_limit, TrainingJobStatus(), now, start)
     assert found is not None
     assert (found.met, found.changes) == (True, datetime(2026, 3, 2, 14, tzinfo=UTC) - timedelta(seconds=start))
-    late = terms.outlook(by_limit, TrainingJobStatus(), now + 5 * HOUR, start)
+    late = deadlines.outlook(by_limit, TrainingJobStatus(), now + 5 * HOUR, start)
     assert late is not None
     assert late.met is False
     assert "2h2m late" in late.message
@@ -236,11 +236,11 @@ def test_a_deadline_is_judged_by_progress_before_max_runtime_and_by_the_window()
         progress=Progress(step=3600, total_steps=7200, steps_per_second="1.0"),
         checkpoint=CommittedCheckpoint(step=3600),
     )
-    known = terms.outlook(by_limit, done, now + 5 * HOUR, start)
+    known = deadlines.outlook(by_limit, done, now + 5 * HOUR, start)
     assert known is not None
     assert known.met is True
     window = {"start": "0 20 * * *", "duration": "10h", "timeZone": "Europe/Berlin"}
-    nightly = terms.outlook(spec(deadline="2026-03-02T20:00:00Z", window=window), done, now, start)
+    nightly = deadlines.outlook(spec(deadline="2026-03-02T20:00:00Z", window=window), done, now, start)
     assert nightly is not None
     assert nightly.met is False
     assert "earliest end 2026-03-02T20:02:00Z by its progress, 2m late" in nightly.message
@@ -276,9 +276,9 @@ def test_a_deadline_counts_the_windows_that_a_job_is_stopped_by() -> None:
     now, start = datetime(2026, 3, 2, 12, tzinfo=UTC), 120.0
     window = {"start": "0 20 * * *", "duration": "1h"}
 
-    def judged(deadline: str, **more: str) -> terms.Outlook:
+    def judged(deadline: str, **more: str) -> deadlines.Outlook:
         job = spec(deadline=deadline, maxRuntime="4h", window={**window, **more})
-        found = terms.outlook(job, TrainingJobStatus(), now, start)
+        found = deadlines.outlook(job, TrainingJobStatus(), now, start)
         assert found is not None
         return found
 
@@ -297,13 +297,13 @@ def test_a_deadline_counts_the_windows_that_a_job_is_stopped_by() -> None:
 def test_a_deadline_of_which_nothing_is_known_is_neither_met_nor_missed() -> None:
     now = berlin(2026, 3, 2, 12)
     job = spec(deadline="2026-03-02T20:00:00Z")
-    unknown = terms.outlook(job, TrainingJobStatus(), now, 120.0)
+    unknown = deadlines.outlook(job, TrainingJobStatus(), now, 120.0)
     assert unknown is not None
     assert unknown.met is None
-    passed = terms.outlook(job, TrainingJobStatus(), now + 24 * HOUR, 120.0)
+    passed = deadlines.outlook(job, TrainingJobStatus(), now + 24 * HOUR, 120.0)
     assert passed is not None
     assert passed.met is False
-    assert terms.outlook(spec(), TrainingJobStatus(), now, 120.0) is None
+    assert deadlines.outlook(spec(), TrainingJobStatus(), now, 120.0) is None
 
 
 def waiting(expected: datetime, basis: str) -> TrainingJobStatus:
@@ -323,23 +323,24 @@ def test_a_deadline_is_judged_by_the_start_that_the_planner_expects_and_says_wha
 ) -> None:
     now, start = datetime(2026, 3, 2, 12, tzinfo=UTC), 120.0
     job = spec(deadline="2026-03-02T20:00:00Z", maxRuntime="4h")
-    late = terms.outlook(job, waiting(now + 5 * HOUR, basis), now, start)
+    late = deadlines.outlook(job, waiting(now + 5 * HOUR, basis), now, start)
     assert late is not None
     assert (late.met, late.spare, late.waits) == (False, -3720.0, 5 * 3600.0)
     assert late.message == (
         "the deadline 2026-03-02T20:00:00Z will be missed: it is expected to start at 2026-03-02T17:00:00Z, "
         f"{words}, and ends at 2026-03-02T21:02:00Z with all of maxRuntime, 1h2m late"
     )
-    met = terms.outlook(job, waiting(now + 2 * HOUR, basis), now, start)
+    met = deadlines.outlook(job, waiting(now + 2 * HOUR, basis), now, start)
     assert met is not None
     assert met.met is True
     assert (
         met.message == f"it is expected to start at 2026-03-02T14:00:00Z, {words}, and can end at 2026-03-02T18:02:00Z"
     )
-    long = terms.outlook(spec(deadline="2026-03-02T20:00:00Z", maxRuntime="9h"), waiting(now + HOUR, basis), now, start)
+    slow = spec(deadline="2026-03-02T20:00:00Z", maxRuntime="9h")
+    long = deadlines.outlook(slow, waiting(now + HOUR, basis), now, start)
     assert long is not None
     assert "lower maxRuntime" in long.message, "it would be late started now, too"
-    unknown = terms.outlook(spec(deadline="2026-03-02T20:00:00Z"), waiting(now + 9 * HOUR, basis), now, start)
+    unknown = deadlines.outlook(spec(deadline="2026-03-02T20:00:00Z"), waiting(now + 9 * HOUR, basis), now, start)
     assert unknown is not None
     assert unknown.met is False
     assert "2026-03-02T21:00:00Z" in unknown.message
@@ -349,11 +350,11 @@ def test_a_deadline_is_judged_by_the_start_that_the_planner_expects_and_says_wha
 def test_a_rough_expected_start_makes_no_deadline_late_and_nor_does_one_that_has_passed(basis: str) -> None:
     now, job = datetime(2026, 3, 2, 12, tzinfo=UTC), spec(deadline="2026-03-02T20:00:00Z", maxRuntime="4h")
     for status in (waiting(now + 7 * HOUR, basis), waiting(now - HOUR, "progress")):
-        found = terms.outlook(job, status, now, 120.0)
+        found = deadlines.outlook(job, status, now, 120.0)
         assert found is not None
         assert (found.met, found.waits) == (True, 0.0)
         assert found.message == "it can end at 2026-03-02T16:02:00Z at the earliest"
     running = waiting(now + 7 * HOUR, "progress").model_copy(update={"running_since": now - HOUR})
-    ends = terms.outlook(job, placed(running, now - HOUR), now, 120.0)
+    ends = deadlines.outlook(job, placed(running, now - HOUR), now, 120.0)
     assert ends is not None
     assert ends.met is True, "it does not wait any more"

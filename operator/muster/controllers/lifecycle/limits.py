@@ -8,7 +8,7 @@ from muster.api.common import find_condition
 from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.placement import Stop
 from muster.api.windows import window_error
-from muster.controllers import devices, terms
+from muster.controllers import deadlines, devices, terms
 from muster.controllers.lifecycle.turn import Turn
 from muster.controllers.telling import least_move
 from muster.scheduling.plan import WaitReason
@@ -77,7 +77,7 @@ def _stop(turn: Turn, *, windowed: bool) -> bool:
 def _deadline(turn: Turn) -> None:
     """Say whether the deadline can be met; written when the answer changes, for the times in it always do."""
     known = find_condition(turn.status.conditions, ConditionType.DEADLINE_REACHABLE.value)
-    found = terms.outlook(turn.s.spec, turn.status, turn.s.now, terms.start_seconds(turn.status))
+    found = deadlines.outlook(turn.s.spec, turn.status, turn.s.now, terms.start_seconds(turn.status))
     if found is None:
         if known is not None:
             turn.draft.condition(ConditionType.DEADLINE_REACHABLE, None, Reason.NO_DEADLINE.value, "no deadline is set")

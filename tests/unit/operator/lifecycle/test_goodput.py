@@ -9,7 +9,7 @@ import pytest
 
 from muster.api.goodput import whole_of
 from muster.api.trainingjob import TrainingJob
-from muster.controllers.progress import COUNTED_EVERY, progressed
+from muster.controllers.progressed import COUNTED_EVERY, progressed
 from muster_protocol.exits import Cause
 from muster_protocol.goodput import Spent
 from muster_protocol.launcher_status import Phase, Status
