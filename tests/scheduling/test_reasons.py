@@ -146,6 +146,20 @@ def test_nodes_that_are_away_are_counted() -> None:
     )
 
 
+def test_room_on_nodes_that_are_away_is_told_beside_full_ones() -> None:
+    """Or nobody could tell a maintenance from a full cluster."""
+    nodes = [Node("a", used_gpus=8), Node("b", usable=False), Node("c", used_gpus=4, usable=False)]
+    told = (
+        "needs 1 worker × 4 nvidia.com/gpu; the one H100 node that suits has room for 0; 4 nvidia.com/gpu are missing"
+    )
+    for there, away in (
+        (nodes, "; 2 suitable nodes with room for 3 are cordoned or not ready"),
+        (nodes[:2], "; 1 suitable node with room for 2 is cordoned or not ready"),
+        ([nodes[0], Node("b", used_gpus=6, usable=False)], ""),
+    ):
+        assert why(there, Job("a", gpus=4)).message == told + away
+
+
 def test_of_full_racks_one_that_could_hold_the_gang_is_named() -> None:
     nodes = rack(0, 4, gpus=0) + rack(1, 2, used_gpus=8) + rack(2, 4, used_gpus=8)
     waiting = why(nodes, Job("a", workers=4, required="rack"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -22,7 +23,7 @@ from muster.cli import checkpoint, completing, cost, explaining, look, pipes, pr
 from muster.cli import logs as workers_logs
 from muster.cli.printing import As, Output, fail
 from muster.cli.scene import NotThere
-from muster.cli.settings import Settings
+from muster.cli.settings import Settings, misspelt
 from muster.cluster.credentials import CredentialsError
 from muster.cluster.errors import ApiError, ApiUnreachable
 from muster_protocol.launcher_status import PROFILE_STEPS
@@ -150,6 +151,8 @@ def operator(
             "images/runtime/Containerfile"
         )
     _log(settings)
+    for told in misspelt(os.environ):
+        logging.getLogger(__name__).warning(told)
 
     async def serve() -> int:
         return await Operator(settings).run()

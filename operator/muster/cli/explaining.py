@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from muster.api.names import Phase
+from muster.api.common import find_condition
+from muster.api.names import ConditionType, Phase
+from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cli.printing import STYLES, Output, print_json, print_page
 from muster.cli.scene import connected, look, queues_of
 from muster.telling.explaining import EVENTS_READ, sections
@@ -80,8 +83,14 @@ def _since(scene: Scene) -> str:
         Phase.RUNNING: status.running_since,
         Phase.FAILED: status.finished_at,
         Phase.SUCCEEDED: status.finished_at,
-        Phase.QUEUED: status.submitted_at if not status.restarts and not status.preemptions else None,
+        Phase.QUEUED: status.submitted_at if not status.placements else _stopped_at(status),
         Phase.STARTING: status.placement.placed_at if status.placement else None,
     }
     moment = moments.get(status.phase) if status.phase else None
     return f", for {format_duration((scene.now - moment).total_seconds())}" if moment else ""
+
+
+def _stopped_at(status: TrainingJobStatus) -> datetime | None:
+    """When a job that queues again was last asked to give up what it held."""
+    held = find_condition(status.conditions, ConditionType.ADMITTED.value)
+    return held.last_transition_time if held is not None and held.status == "False" else None

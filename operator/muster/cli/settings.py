@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import uuid
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Any, Final, Literal
 
@@ -15,6 +17,7 @@ from muster.api.jobparts import CapacityKind
 from muster.api.names import GANG_PRIORITY_CLASS
 from muster.cluster.lease import NAMESPACE
 from muster_protocol.durations import parse_duration
+from muster_protocol.spelling import nearest
 
 MIN_TOKEN_KEY: Final = 16
 
@@ -34,10 +37,14 @@ def _identity() -> str:
     return f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
 
 
+_PREFIX: Final = "MUSTER_OPERATOR_"
+_OF_SERVICES: Final = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP|SCTP)\w*)?$")
+
+
 class Settings(BaseSettings):
     """What a platform team sets. Each can be given as MUSTER_OPERATOR_<NAME>."""
 
-    model_config = SettingsConfigDict(env_prefix="MUSTER_OPERATOR_", extra="ignore")
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, extra="ignore")
 
     kubeconfig: str | None = None
     """Path of a kubeconfig. None: the pod's service account, else KUBECONFIG or ~/.kube/config."""
@@ -134,3 +141,13 @@ class Settings(BaseSettings):
         if value.get_secret_value() and len(value.get_secret_value()) < MIN_TOKEN_KEY:
             raise ValueError(f"shorter than {MIN_TOKEN_KEY} characters; make one with `openssl rand -hex 32`")
         return value
+
+
+def misspelt(environment: Iterable[str]) -> Iterator[str]:
+    """A sentence for each variable that sets nothing and is near one that does. Others of the prefix are left alone:
+    Kubernetes makes some for each Service, such as MUSTER_OPERATOR_PORT."""
+    known = {f"{_PREFIX}{name.upper()}" for name in Settings.model_fields}
+    for name in sorted(environment):
+        meant = nearest(name, known) if name.startswith(_PREFIX) and name.upper() not in known else None
+        if meant is not None and not _OF_SERVICES.search(name):
+            yield f"{name} sets nothing; did you mean {meant}?"

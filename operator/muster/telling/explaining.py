@@ -56,7 +56,7 @@ PARTS: Final = {
     "hung": "hung",
 }
 UNTOLD: Final = "starting, or at work without a word of a step"
-"""The same of a job that has told of no step at all: what its script did up to a failure may have been either."""
+"""The same of a job that has told of no step at all: what its script did up to its end may have been either."""
 OF_THE_SCRIPT: Final = ("user", "out-of-memory", "hang")
 """`status.failure.cause` of what the script brings about."""
 LINES_SHOWN: Final = 30
@@ -214,9 +214,9 @@ def _time(scene: Scene) -> Iterator[tuple[str, ...]]:
     if not held:
         return
     apart = f", {training / held:.1%} of the time with GPUs" if queued else ""
-    untold = not training and _told_no_step(status)
+    untold = "" if training else _told_no_step(status)
     if untold:
-        yield "goodput", "unknown", "its script failed and had told of no step"
+        yield "goodput", "unknown", untold
     else:
         yield "goodput", f"{float(known.ratio):.1%}", f"of the time {_counted(scene, known)} was training{apart}"
     for part, seconds, share in goodput.shares(known.seconds):
@@ -224,9 +224,14 @@ def _time(scene: Scene) -> Iterator[tuple[str, ...]]:
         yield format_duration(seconds), f"{share:.1%}", told
 
 
-def _told_no_step(status: TrainingJobStatus) -> bool:
-    """Whether the script has failed without a word of a step: it may have no session, and have done many."""
-    return status.progress is None and status.failure is not None and status.failure.cause in OF_THE_SCRIPT
+def _told_no_step(status: TrainingJobStatus) -> str:
+    """Of a script that has failed, or was stopped, without a word of a step: it may have no session, and have done
+    many. "" for any other, and while it runs."""
+    if status.progress is not None:
+        return ""
+    if status.failure is not None and status.failure.cause in OF_THE_SCRIPT:
+        return "its script failed and had told of no step"
+    return "it was stopped and had told of no step" if status.placements and status.placement is None else ""
 
 
 def _counted(scene: Scene, known: Goodput) -> str:

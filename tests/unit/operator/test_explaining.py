@@ -159,6 +159,22 @@ def test_a_script_that_told_of_no_step_and_failed_is_not_said_to_have_only_start
     assert "1m6s 100.0% starting, up to the first step" in shown(stepped)
 
 
+def test_a_script_that_was_stopped_and_told_of_no_step_may_have_trained() -> None:
+    known = {"ratio": "0.000", "seconds": {"starting": 66}, "until": "2026-01-02T03:03:17Z"}
+    lines = shown(job(phase="Queued", placements=1, goodput=known, submittedAt="2026-01-02T03:02:11Z"))
+    assert "goodput unknown it was stopped and had told of no step" in lines
+    assert "1m6s 57.9% starting, or at work without a word of a step" in lines
+    never = shown(job(phase="Queued", submittedAt="2026-01-02T03:02:11Z"))
+    assert not any("goodput" in line for line in never)
+
+
+def test_a_job_that_queues_again_waits_since_it_was_stopped() -> None:
+    stopped = {"type": "Admitted", "status": "False", "reason": "Queued", "lastTransitionTime": "2026-01-02T03:03:40Z"}
+    raw: dict[str, Any] = {"phase": "Queued", "submittedAt": "2026-01-02T03:02:00Z", "conditions": [stopped]}
+    assert shown(job(**raw, placements=1))[0] == "research/train: Queued, for 25s"
+    assert shown(job(**raw))[0] == "research/train: Queued, for 2m5s"
+
+
 def test_it_is_told_where_the_time_went() -> None:
     """As docs/goodput.md shows it."""
     known = {"ratio": "0.750", "seconds": SPENT, "until": "2026-01-02T03:04:00Z"}
