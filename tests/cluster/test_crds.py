@@ -14,9 +14,10 @@ from muster.api.effective import effective_spec
 from muster.api.kinds import KINDS
 from muster.api.names import Phase
 from muster.api.placement import Placement
+from muster.api.queue_position import Lacking
 from muster.api.rules import FROZEN_AT_THE_END, FROZEN_WHILE_ADMITTED
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import Growth, Lacking, Progress, TrainingJobStatus
+from muster.api.trainingjob_status import Growth, Progress, TrainingJobStatus
 
 from .conftest import ROOT
 

@@ -15,9 +15,10 @@ from muster.api.jobparts import JobDefaults
 from muster.api.jobparts import TopologyMode as SpecMode
 from muster.api.names import ConditionType, Reason
 from muster.api.placement import Placement, Promise, Stop, spares_by_index
+from muster.api.queue_position import QueuePosition
 from muster.api.topology import Topology
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import MAX_SIZES, QueuePosition, Size, TrainingJobStatus
+from muster.api.trainingjob_status import MAX_SIZES, Size, TrainingJobStatus
 from muster.cluster.eligibility import NodeFilter
 from muster.cluster.hindrances import PODS_ARE_MADE, keeps_pods
 from muster.cluster.jobs import PLAIN_TERMS, AlternativeInput, BeyondInput, JobInput, TermsInput

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Final
 
 from muster.api.common import format_time
-from muster.api.trainingjob_status import Ahead
+from muster.api.queue_position import Ahead
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.eligibility import Matcher, NodeFilter
 from muster.cluster.jobs import JobInput

@@ -14,8 +14,9 @@ from datetime import datetime, timezone
 from typing import Final
 
 from muster.api.effective import EffectiveSpec
-from muster.api.trainingjob_status import Ahead, AlmostFits, Growth, Lacking, QueuePosition, TrainingJobStatus
-from muster.api.trainingjob_status import Change as ToldChange
+from muster.api.queue_position import Ahead, AlmostFits, Lacking, QueuePosition
+from muster.api.queue_position import Change as ToldChange
+from muster.api.trainingjob_status import Growth, TrainingJobStatus
 from muster.cluster.hindrances import hinders
 from muster.cluster.quantities import format_amount
 from muster.controllers import terms

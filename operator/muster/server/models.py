@@ -10,7 +10,8 @@ from pydantic.alias_generators import to_camel
 
 from muster.api.common import format_time
 from muster.api.names import Phase
-from muster.api.trainingjob_status import Growth, QueuePosition
+from muster.api.queue_position import QueuePosition
+from muster.api.trainingjob_status import Growth
 
 Moment = Annotated[datetime, PlainSerializer(format_time, return_type=str)]
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from muster.api.effective import EffectiveSpec, effective_spec
+from muster.api.queue_position import Ahead, Lacking, QueuePosition
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import Ahead, Lacking, QueuePosition
 from muster.controllers.telling import Word, growth_of, in_window, noticeable
 from muster.scheduling.plan import Almost, Basis, Change, ChangeKind, Stay, StayReason, Waiting, WaitReason
 from muster.scheduling.snapshot import FOREVER

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from muster.api import windows
 from muster.api.effective import EffectiveSpec, EffectiveWindow, effective_spec
 from muster.api.placement import Placement
+from muster.api.queue_position import QueuePosition
 from muster.api.terms import Usage
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import CommittedCheckpoint, Progress, QueuePosition, TrainingJobStatus
+from muster.api.trainingjob_status import CommittedCheckpoint, Progress, TrainingJobStatus
 from muster.controllers import deadlines, terms
 from muster.controllers.inputs import run_of
 from muster.controllers.records import Record

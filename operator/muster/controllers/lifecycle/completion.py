@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from muster.api.names import ConditionType, Reason
-from muster.api.trainingjob_status import CommittedCheckpoint, QueuePosition
+from muster.api.queue_position import QueuePosition
+from muster.api.trainingjob_status import CommittedCheckpoint
 from muster.cluster.views import PodView
 from muster.controllers.lifecycle.causes import Kind, end_of
 from muster.controllers.lifecycle.turn import TERMINAL, Turn

@@ -24,8 +24,9 @@ from muster.api.effective import EffectiveSpec
 from muster.api.jobparts import MAX_RESTARTS
 from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.placement import Placement
+from muster.api.queue_position import QueuePosition
 from muster.api.restarts import Group, InPlace, group_of
-from muster.api.trainingjob_status import Failure, PastFailure, QueuePosition, TrainingJobStatus
+from muster.api.trainingjob_status import Failure, PastFailure, TrainingJobStatus
 from muster.cluster.status import is_true
 from muster.cluster.views import PodView
 from muster.controllers.lifecycle import blame, causes, preemption

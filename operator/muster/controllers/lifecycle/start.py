@@ -11,7 +11,8 @@ from muster.api.common import find_condition
 from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.nodefaults import FaultCause
 from muster.api.placement import Placement
-from muster.api.trainingjob_status import Failure, NumericsStatus, ProfileStatus, QueuePosition
+from muster.api.queue_position import QueuePosition
+from muster.api.trainingjob_status import Failure, NumericsStatus, ProfileStatus
 from muster.cluster.hindrances import PODS_ARE_MADE, keeps_pods
 from muster.cluster.status import is_true, reason_of
 from muster.controllers.lifecycle import blame, failure, hindrance

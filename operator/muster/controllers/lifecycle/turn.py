@@ -11,8 +11,9 @@ from muster.api import goodput
 from muster.api.effective import EffectiveSpec
 from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.placement import Stop, Victim
+from muster.api.queue_position import QueuePosition
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import Goodput, QueuePosition, TrainingJobStatus
+from muster.api.trainingjob_status import Goodput, TrainingJobStatus
 from muster.cluster.pods import pod_name
 from muster.cluster.status import Draft, is_true
 from muster.cluster.views import PodView

@@ -10,7 +10,7 @@ import pytest
 from muster.api.common import find_condition
 from muster.api.names import ConditionType, EventReason, Phase
 from muster.api.placement import Promise, Stop, nodes_with_workers
-from muster.api.trainingjob_status import QueuePosition
+from muster.api.queue_position import QueuePosition
 from muster.cluster.status import Draft
 from muster.controllers import terms
 from muster.controllers.lifecycle.reconcile import reconcile
