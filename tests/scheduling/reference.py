@@ -980,6 +980,11 @@ class _Growth:
             for job, verdict in waits
             if verdict == "quota" or (verdict == "room" and job not in heads and made._would_be_lent(job))
         }
+        runs, asked = made.jobs.runs, {uid for each in made.asked for uid, *_ in each.evicted}
+        for job in made.rows:  # who gives way wants it back
+            ends = made.jobs.holding[job] and runs.leaving[job] and int(runs.beneficiary[job]) not in (NONE, job)
+            if ends or made.jobs.uids[job] in asked:
+                self.contested.add(made._tree(job))
 
     def all(self) -> list[tuple[str, Counts]]:
         grown = []

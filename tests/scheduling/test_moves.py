@@ -269,6 +269,33 @@ def test_a_gang_is_told_for_whom_the_room_that_it_could_grow_into_is_kept() -> N
     assert (quota.reason, quota.blocker) == (StayReason.QUOTA_AWAITED, "big")
 
 
+def test_what_one_leaves_over_that_gives_way_is_not_grown_into() -> None:
+    """It queues again in a moment, and would find that less is left to borrow."""
+    taken = Job("owner", holding=True, on=("rack-1-host-0",))
+    gives = Job("gives", holding=True, on=("rack-1-host-1",), leaving=True, beneficiary="owner")
+    world = beside(taken, gives)
+    assert not plan(world).evictions
+    waits = stays(world)
+    assert (waits.reason, waits.blocker) == (StayReason.QUOTA_AWAITED, "gives")
+    runs = world.jobs.runs
+    for own in (runs.beneficiary[2] * 0 + 2, runs.beneficiary[2] * 0 + NONE):  # it is resized, or is suspended
+        other = runs.beneficiary.copy()
+        other[2] = own
+        found = plan(with_jobs(world, runs=replace(runs, beneficiary=other)))
+        assert [(each.uid, each.reason) for each in found.evictions] == [("job", MoveReason.GROWN)]
+
+
+def test_nobody_grows_in_a_plan_that_asks_one_of_its_tree_to_go_for_another() -> None:
+    """Beside the room that is being cleared there is some for a size more, and quota when the victim is gone."""
+    low = Job("low", workers=2, priority=-5, holding=True, on=("rack-1-host-0", "rack-1-host-1"))
+    high = Job("high", workers=1, priority=5, only_on=("rack-1-host-0",))
+    world = beside(low, high, gpus=40)
+    free = world.nodes.free.copy()
+    free[4:6, GPU] = 0
+    found = plan(replace(world, nodes=replace(world.nodes, free=free)))
+    assert [(each.uid, each.beneficiary) for each in found.evictions] == [("low", "high")]
+
+
 def test_a_gang_that_has_room_to_grow_is_told_what_it_waits_for() -> None:
     young = stays(run_for(beside(), 100))
     assert (young.reason, young.not_before) == (StayReason.SETTLING, NOW + 500)
