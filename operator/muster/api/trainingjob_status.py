@@ -212,8 +212,13 @@ class FixedSize(Model):
 
     workers: Count
     """Workers that it runs with."""
-    message: Annotated[str, Len(1, 1024)]
+    message: Annotated[str, clip(1024), Len(1, 1024)]
     """What the training says."""
+    failed: Annotated[int, Ge(1), Le(MAX_WORKERS)] | None = None
+    """Number of workers with which its script failed alike again and again, while it had trained with `workers`; absent
+    where it is the training that says so. Then it keeps its size until its spec is edited."""
+    observed_generation: Annotated[int, Ge(0), Int64()] | None = None
+    """The `metadata.generation` of the spec that failed with so many."""
 
 
 class Size(Model):
@@ -225,7 +230,8 @@ class Size(Model):
     """When it was placed with so many."""
     reason: Annotated[str, Len(0, 64)] = ""
     """Why it got this size: Started, Shrunk (others needed room), WorkersLost (nodes went, and none came in their
-    place), Grown (there was idle room), or another reason for which it had stopped."""
+    place), Grown (there was idle room), SizeFailed (its script failed with the size before), or another reason for
+    which it had stopped."""
 
 
 class Growth(Model):

@@ -43,6 +43,8 @@ _MODES: Final = {
 }
 STARTED: Final = "Started"
 """Why a gang has its size that has waited for room."""
+SIZE_FAILED: Final = "SizeFailed"
+"""Why a gang has its size whose script failed with the one before."""
 _NODES_SHOWN: Final = 8
 _HOLDERS_SHOWN: Final = 3
 _AVOIDED_SHOWN: Final = 2
@@ -317,7 +319,10 @@ def _sizes(job: TrainingJob, workers: int, now: datetime) -> tuple[Size, ...]:
     if not is_elastic(job.spec.workers) or (sizes and sizes[-1].workers == workers):
         return sizes
     why, reason = reason_of(job.status, ConditionType.ADMITTED), STARTED
-    if sizes and why in (Reason.RESTARTING.value, Reason.BACKOFF.value) and workers < sizes[-1].workers:
+    fixed = job.status.fixed_size
+    if sizes and fixed is not None and fixed.failed == sizes[-1].workers:
+        reason = SIZE_FAILED
+    elif sizes and why in (Reason.RESTARTING.value, Reason.BACKOFF.value) and workers < sizes[-1].workers:
         reason = MoveReason.WORKERS_LOST.value  # a whole restart found no nodes in place of those that are gone
     elif sizes and why in MOVES:
         reason = why

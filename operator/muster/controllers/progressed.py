@@ -39,8 +39,11 @@ def progressed(job: TrainingJob, answer: LauncherStatus, now: datetime) -> Train
         draft.set(progress=old.model_copy(update={"step": committed.step, "loss": None}))
     placement = job.status.placement
     if placement is not None and answer.step is not None:
-        why = answer.fixed_size[:1024]
-        draft.set(fixed_size=FixedSize(workers=placement.workers, message=why) if why else None)
+        known = job.status.fixed_size
+        if answer.fixed_size:
+            draft.set(fixed_size=FixedSize(workers=placement.workers, message=answer.fixed_size))
+        elif known is not None and known.failed is None:
+            draft.set(fixed_size=None)
     if committed is not None and (job.status.checkpoint is None or job.status.checkpoint.step != committed.step):
         draft.set(
             checkpoint=CommittedCheckpoint(

@@ -29,7 +29,7 @@ from muster.api.restarts import Group, InPlace, group_of
 from muster.api.trainingjob_status import Failure, PastFailure, TrainingJobStatus
 from muster.cluster.status import is_true
 from muster.cluster.views import PodView
-from muster.controllers.lifecycle import blame, causes, preemption
+from muster.controllers.lifecycle import blame, causes, preemption, resized
 from muster.controllers.lifecycle.causes import BROKEN, COUNTED, FATAL, End, Kind
 from muster.controllers.lifecycle.completion import finish_run
 from muster.controllers.lifecycle.stopping import clean_up
@@ -101,7 +101,10 @@ def go_on(turn: Turn, cause: End) -> None:
     last, group = turn.status.failure, group_of(cause.cause)
     alike = (last.alike or 1) if last is not None else 1
     used, limit = spent(turn, cause), turn.s.spec.restart_limits[group] if group is not None else None
-    if alike >= ALIKE and cause.kind in COUNTED:
+    if alike >= ALIKE and cause.kind in COUNTED and resized.go_back(turn, cause, alike):
+        blame.shun(turn, cause)
+        restart(turn, cause, used, limit)
+    elif alike >= ALIKE and cause.kind in COUNTED:
         reason = Reason.OUT_OF_MEMORY if cause.kind is Kind.OUT_OF_MEMORY else Reason.IDENTICAL_FAILURES
         fail(turn, cause, reason, _alike(cause, alike))
     elif group is not None and limit is not None and used > limit:
@@ -210,11 +213,12 @@ def stop_whole(turn: Turn, message: str, *, keeps_room: bool = True) -> None:
     have. One that was to move or to shrink for another goes on where that leaves it."""
     placement, spec, claim = turn.status.placement, turn.s.spec, turn.s.claim
     assert placement is not None
+    size = resized.size_of_restart(turn.status, placement)
     if keeps_room and claim is not None and claim.victim.nodes:
         preemption.give_way(turn)
         return
-    if keeps_room and claim is None and spec.may_have(placement.workers):
-        preemption.keep_room(turn)
+    if keeps_room and claim is None and spec.may_have(size) and size <= placement.workers:
+        preemption.keep_room(turn, size)
     turn.stop(Reason.RESTARTING, message)
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Final
 
 from muster.api.names import ConditionType, EventReason, Reason
-from muster.api.placement import NodeWorkers, Promise, Stop, Victim, parse_indexes
+from muster.api.placement import NodeWorkers, Promise, Stop, Victim, nodes_with_workers, parse_indexes
 from muster.cluster.status import MOVES, reason_of
 from muster.controllers.lifecycle.turn import Claim, Note, Turn
 from muster.scheduling.plan import MoveReason
@@ -94,11 +94,15 @@ def onward(turn: Turn, nodes: tuple[NodeWorkers, ...], spares: tuple[NodeWorkers
     )
 
 
-def keep_room(turn: Turn) -> None:
-    """Promise a gang that is about to stop the nodes that it is on: nobody else gets them until it starts again."""
+def keep_room(turn: Turn, workers: int) -> None:
+    """Promise a gang that is about to stop the nodes that so many of its workers are on, the first: nobody else gets
+    them until it starts again."""
     placement = turn.status.placement
     assert placement is not None
-    turn.draft.set(promise=onward(turn, placement.nodes, placement.spares))
+    if workers == placement.workers:
+        turn.draft.set(promise=onward(turn, placement.nodes, placement.spares))
+    else:  # what is spare is found again
+        turn.draft.set(promise=onward(turn, nodes_with_workers(placement.node_of_index()[:workers])))
 
 
 def hand_over(turn: Turn) -> bool:

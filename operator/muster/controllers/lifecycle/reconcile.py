@@ -16,6 +16,7 @@ from muster.controllers.lifecycle.preemption import drop_promise, give_way, hand
 from muster.controllers.lifecycle.priority import watch_priority
 from muster.controllers.lifecycle.renewal import renew
 from muster.controllers.lifecycle.replacement import replace_lost
+from muster.controllers.lifecycle.resized import free_size
 from muster.controllers.lifecycle.runtime import limit_runtime, run_longer
 from muster.controllers.lifecycle.start import follow, make_pods
 from muster.controllers.lifecycle.stopping import clean_finished, continue_stop, remove_strays
@@ -38,6 +39,7 @@ POLICIES: Final[tuple[Policy, ...]] = (
     stay_suspended,
     suspend,
     watch_priority,
+    free_size,
     renew,
     keep_terms,
     tell_capacity,
