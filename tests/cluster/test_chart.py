@@ -342,6 +342,9 @@ def test_it_should_set_names_that_hold_two_releases_apart(render: Render) -> Non
         ("cost.currency=eur", 'cost.currency is "eur", which is no currency: write its code of ISO'),
         ("cost.currency=ABC", 'cost.currency is "ABC", which is no currency: write its code of ISO 4217'),
         ("cost.currency=EUR\\, USD", 'cost.currency is "EUR, USD", which is no currency'),
+        ("monitoring.rules.thresholds.budget=1.5", 'thresholds.budget is "1.5": write a ratio from 0 to 1, like 0.5'),
+        ("monitoring.rules.thresholds.idle=few", 'thresholds.idle is "few": write a ratio from 0 to 1'),
+        ("monitoring.rules.thresholds.costSpike=0.0", 'thresholds.costSpike is "0.0": write a factor above 0'),
         ("cost.region=mars", 'no public list price is for "mars", but for aws/us-east-1, azure/eastus'),
     ],
 )
@@ -354,6 +357,14 @@ def test_a_wrong_value_is_refused(value: str, words: str, control_plane: Control
 def test_a_price_may_stand_on_the_command_line(render: Render) -> None:
     given = environment(render("prices.H100/on-demand=2.5", "prices.H100/spot=1"))["MUSTER_OPERATOR_PRICES"]
     assert Settings(prices=json.loads(given)).prices == {"H100/on-demand": 2.5, "H100/spot": 1.0}
+
+
+def test_a_threshold_may_stand_on_the_command_line(render: Render) -> None:
+    given = ("utilization=0.25", "idle=0", "failureRate=0.125", "budget=1", "costSpike=2.5")
+    rules = render("monitoring.rules.enabled=true", *(f"monitoring.rules.thresholds.{value}" for value in given))
+    alerts = json.dumps(one(rules, "PrometheusRule"))
+    for told in ("0.25", "0.125", "2.5"):
+        assert f" {told}" in alerts
 
 
 def test_prices_in_any_region_are_taken_where_the_public_list_is_not_counted_at(render: Render) -> None:

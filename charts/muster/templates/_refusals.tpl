@@ -29,6 +29,19 @@ Values that could not work are refused in a sentence. What the schema says of th
 {{- include "muster.refuseLabels" . }}
 {{- include "muster.refuseLevels" $values.topology.levels }}
 {{- include "muster.refusePrices" $values }}
+{{- include "muster.refuseThresholds" $values.monitoring.rules.thresholds }}
+{{- end }}
+
+{{/* With --set a number with decimals comes as a string, which the schema's bounds are not for. */}}
+{{- define "muster.refuseThresholds" -}}
+{{- range $name, $value := pick . "utilization" "idle" "failureRate" "budget" }}
+{{- if not (and (regexMatch "^[0-9]+([.][0-9]+)?([eE][-+]?[0-9]+)?$" (toString $value)) (le (float64 $value) 1.0)) }}
+{{- fail (printf "monitoring.rules.thresholds.%s is %q: write a ratio from 0 to 1, like 0.5" $name (toString $value)) }}
+{{- end }}
+{{- end }}
+{{- if not (and (regexMatch "^[0-9]+([.][0-9]+)?$" (toString .costSpike)) (gt (float64 .costSpike) 0.0)) }}
+{{- fail (printf "monitoring.rules.thresholds.costSpike is %q: write a factor above 0, like 1.5" (toString .costSpike)) }}
+{{- end }}
 {{- end }}
 
 {{/* Of (list NAME VALUE). */}}
