@@ -311,6 +311,7 @@ def test_a_gang_that_has_room_to_grow_is_told_what_it_waits_for() -> None:
     for reason, other in (
         (StayReason.AWAITS_CHECKPOINT, unsaved),
         (StayReason.NO_CHECKPOINTS, with_jobs(world, terms=replace(terms, saves=no))),
+        (StayReason.EDIT_REFUSED, with_jobs(world, terms=replace(terms, opens=np.full(1, FOREVER)))),
         (StayReason.WINDOW_CLOSED, with_jobs(world, terms=replace(terms, closes=soon))),
         (StayReason.SHAPE_FIXED, with_jobs(world, terms=replace(terms, shapes=(Shape(balanced=1),)))),
         (StayReason.SHAPE_FIXED, with_jobs(world, terms=replace(terms, shapes=(Shape(slices=((4, 1),)),)))),

@@ -139,6 +139,9 @@ class Growth:
         if not starts_there(snapshot, row, step.nodes):
             told = "some of its nodes take no new pods now (gone, cordoned, not ready): it could not start again there"
             return Stay(StayReason.NODES_AWAY, told, step.size)
+        if np.isinf(terms.opens[row]):
+            told = "it grows by a stop and a start, and the pods of its spec are refused: see its condition EditRefused"
+            return Stay(StayReason.EDIT_REFUSED, told, step.size)
         if not goes_on(snapshot)[row]:
             told = "it grows by a stop and a start, and its window may be closed by then"
             return Stay(StayReason.WINDOW_CLOSED, told, step.size)

@@ -88,6 +88,8 @@ class StayReason(str, Enum):
     """Its queue gives its jobs nothing more now."""
     WINDOW_CLOSED = "WindowClosed"
     """A stop might fall behind the end of its window, and it could not start again."""
+    EDIT_REFUSED = "EditRefused"
+    """The pods of the spec that it was edited to are refused, so that it could not start again."""
     NODES_AWAY = "NodesAway"
     """Some of its nodes take no new pods, so that it could not start again there."""
     SHAPE_FIXED = "ShapeFixed"
