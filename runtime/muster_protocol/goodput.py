@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
+PLAIN_AFTER_SECONDS: Final = 600
+"""Ranks that have begun no session by then never will, and train in their own way. Until then nobody knows what their
+time is."""
 UNDERUSED_BELOW: Final = 0.3
 """Part of the time that NVML must see a GPU at work, or its training is called underused. A run bound by its GPUs
 has 0.9 and more."""

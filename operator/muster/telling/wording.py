@@ -20,6 +20,7 @@ from muster.telling.scene import Scene
 from muster_protocol import exits
 from muster_protocol.counts import counted
 from muster_protocol.durations import format_duration
+from muster_protocol.goodput import PLAIN_AFTER_SECONDS
 
 SILENT_SECONDS: Final = 300.0
 """The operator hears of a gang that trains, and writes down where its time goes, at least so often, also where it has
@@ -138,7 +139,8 @@ def silent(scene: Scene) -> str:
     if status.phase is not Phase.RUNNING or status.goodput is None or scene.unled is not None:
         return ""
     age = (scene.now - max(status.goodput.until, status.running_since or status.goodput.until)).total_seconds()
-    if age < SILENT_SECONDS:
+    unknown = PLAIN_AFTER_SECONDS if before_the_first_step(scene) else 0  # it is told when it is known what it was
+    if age < SILENT_SECONDS + unknown:
         return ""
     told = f"nothing was heard of its training for {format_duration(age)}, and what is told of it is as old"
     return f"{told}: does the operator run, and does worker 0 answer it?"

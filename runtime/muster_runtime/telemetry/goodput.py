@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Final
 
-from muster_protocol.goodput import Spent
+from muster_protocol.goodput import PLAIN_AFTER_SECONDS, Spent
 
 SECOND: Final = 1_000_000_000
-PLAIN_AFTER: Final = 600 * SECOND
-"""Ranks that have begun no session by then never will, and train in their own way."""
+PLAIN_AFTER: Final = PLAIN_AFTER_SECONDS * SECOND
 
 
 class Part(IntEnum):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -128,6 +128,17 @@ def test_a_running_job_of_which_nothing_is_heard_is_not_said_to_end_when_it_was_
     told = "nothing was heard of its training for 7m, and what is told of it is as old"
     assert f"{told}: does the operator run, and does worker 0 answer it?" in lines
     assert "it trains on" in lines
+
+
+@pytest.mark.parametrize(("minutes", "heard"), [(6, True), (14, True), (16, False)])
+def test_a_run_that_has_told_of_no_step_is_not_taken_for_silent_while_nobody_knows_what_it_does(
+    minutes: int, heard: bool
+) -> None:
+    """For ten minutes, until it is known that its script has no session, nothing of its time is told."""
+    since = (NOW - timedelta(minutes=minutes)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    lines = shown(job(phase="Running", placement=PLACED, runningSince=since, goodput={"until": since}))
+    assert any(f"waiting for the first step for {minutes}m" in line for line in lines)
+    assert any("nothing was heard" in line for line in lines) is not heard
 
 
 def test_an_account_that_is_not_of_now_says_so() -> None:
