@@ -303,7 +303,7 @@ async def test_a_slip_in_the_pod_template_of_a_running_job_does_not_stop_it(plac
     job = await place.until_job("careful", "says so", refused)
     assert job["status"]["phase"] == "Running"
     assert "spec.podTemplate.spec.nodeselector" in condition(job, "EditRefused")["message"]
-    mended = {"nodeselector": None, "priorityClassName": None, "hostNetwork": True}
+    mended = {"nodeselector": None, "tolerations": [{"key": "a", "operator": "Exists"}]}
     await place.api.merge_patch(path, {"spec": {"podTemplate": {"spec": mended}}})
     await place.until_job("careful", "starts again with what is mended", lambda job: _runs(job, 2))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muster.api.effective import EffectiveSpec
 from muster.api.windows import window_error
@@ -35,10 +35,14 @@ class Ending:
 
 
 def first_ending(scene: Scene, spec: EffectiveSpec) -> Ending | None:
-    """Of the limits of a gang that trains the one that is reached first; None where none is. A budget in money of the
-    job's own is left out: only the operator knows the prices."""
+    """Of the limits of a gang that trains the one that is reached first; None where none is. When a budget in money of
+    the job's own ends it is not known: only the operator knows the prices."""
     ends = (*_max_runtime(scene), *_window(scene, spec), *_budget(scene, spec), *_queues(scene, spec))
-    return min(ends, key=lambda end: end.left, default=None)
+    first = min(ends, key=lambda end: end.left, default=None)
+    if first is None or spec.budget_cost is None:
+        return first
+    sooner = f", unless its budget of {spec.budget_cost} in money is used up before"
+    return replace(first, ahead=f"{first.ahead}{sooner}")
 
 
 def _max_runtime(scene: Scene) -> Iterator[Ending]:

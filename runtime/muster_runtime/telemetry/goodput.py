@@ -116,7 +116,7 @@ class Ledger:
             return
         if told is not None and self._fits(told, now):
             self._known, self._sessions = told, True
-        elif self._known is None and not self._sessions and now - self._until >= PLAIN_AFTER:
+        elif self._known is None and not self._sessions and (self._plain or now - self._until >= PLAIN_AFTER):
             self._pass(Part.TRAINING, now)
             self._plain = True
 

@@ -136,6 +136,8 @@ def test_a_script_without_a_session_trains_in_its_own_way() -> None:
     assert of(ledger, 100) == {"starting": 5, "pending": 95}, "it may begin one yet"
     ledger.look(None, 5 + PLAIN_AFTER)
     assert of(ledger, 5 + PLAIN_AFTER) == {"starting": 5, "training": PLAIN_AFTER}
+    ledger.look(None, 15 + PLAIN_AFTER)
+    assert of(ledger, 15 + PLAIN_AFTER) == {"starting": 5, "training": PLAIN_AFTER + 10}, "from then on it is known"
     ledger.ended(None, 20 + PLAIN_AFTER, End.WELL)
     assert of(ledger, 20 + PLAIN_AFTER) == {"starting": 5, "training": PLAIN_AFTER + 15}
 

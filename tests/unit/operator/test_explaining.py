@@ -561,6 +561,11 @@ NIGHT = {"start": "0 20 * * *", "duration": "10h"}
             "budget.gpuHours is raised",
         ),
         ({"budget": {"gpuHours": 800}}, ""),
+        (
+            {"budget": {"gpuHours": 80, "cost": 1}},
+            "; its budget of 80 GPU hours is used up in 3h: it saves a checkpoint, stops, and waits until "
+            "budget.gpuHours is raised, unless its budget of 1 in money is used up before",
+        ),
         ({"maxRuntime": "2h", "budget": {"gpuHours": 80}, "window": NIGHT}, "; its maxRuntime ends it in 1h2m"),
     ],
 )

@@ -143,16 +143,13 @@ def drop_promise(turn: Turn) -> bool:
 def count(turn: Turn, stop: Stop) -> None:
     """Book a stop that the planner asked for, now that its last pod is gone."""
     status = turn.status
-    lost = 0 if _saved(turn) else stop.lost
-    turn.draft.set(
-        stop_seconds=max(0, round(turn.since(stop.requested_at))),
-        lost_gpu_seconds=(status.lost_gpu_seconds or 0) + lost or None,
-    )
+    turn.draft.set(stop_seconds=max(0, round(turn.since(stop.requested_at))))
     if stop.reason == MoveReason.WORKERS_LOST.value:
         turn.draft.set(breakdowns=(status.breakdowns or 0) + 1)
     if stop.reason not in _NO_PREEMPTIONS:
         moments = (*status.preempted_at, turn.s.now)[-REMEMBERED:]
-        turn.draft.set(preemptions=(status.preemptions or 0) + 1, preempted_at=moments)
+        lost = (status.lost_gpu_seconds or 0) + (0 if _saved(turn) else stop.lost)
+        turn.draft.set(preemptions=(status.preemptions or 0) + 1, preempted_at=moments, lost_gpu_seconds=lost or None)
 
 
 def _saved(turn: Turn) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from muster.api.names import ConditionType, EventReason
 from muster.api.placement import Promise, Victim, nodes_with_workers
+from muster.api.trainingjob import TrainingJob
 from muster.controllers.lifecycle.preemption import budget_left
 from muster.controllers.lifecycle.turn import Claim
 from muster.scheduling.plan import MoveReason
@@ -74,6 +75,20 @@ def test_a_claimed_gang_stops_and_says_for_whom_why_and_what_it_costs() -> None:
     case.claim = claim()  # the promise stands for a while: it speaks of the placement that is gone
     case.place("n0", "n1")
     assert not case.turn().delete
+
+
+@pytest.mark.parametrize("reason", [MoveReason.DRAINED, MoveReason.GROWN])
+def test_what_is_no_preemption_is_not_booked_among_what_these_cost(reason: MoveReason) -> None:
+    case = running()
+    raw = case.job.to_raw()
+    raw["status"]["stop"] = {"reason": reason.value, "requestedAt": "2026-03-01T12:00:00Z", "lost": 5688}
+    case.job = TrainingJob.from_raw(raw)
+    case.settle()
+    case.vanish()
+    case.settle()
+    status = case.job.status
+    assert status.stop is None
+    assert (status.preemptions, status.lost_gpu_seconds) == (None, None)
 
 
 @pytest.mark.parametrize(("committed", "lost"), [(90, None), (80, 7200), (None, 7200)])
