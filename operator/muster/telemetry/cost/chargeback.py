@@ -162,7 +162,8 @@ def notes(table: Report) -> Iterator[str]:
             )
             continue
         much = "checkpoints" if name == Kind.STORAGE.value else f"{_hours(quantity)} GPU hours of {name}"
-        yield f"No price is known for {much}: counted as nothing. Give one with --prices, see docs/cost.md"
+        give = "Give one with --prices, or the operator one by the chart's cost.catalogue; see docs/cost.md"
+        yield f"No price is known for {much}: counted as nothing. {give}"
     for flavour, over in book.beyond.items():
         yield f"Jobs held {_hours(over)} GPU hours of {flavour} more than its pool had: rows of pools are missing"
     if table.total.estimated:
