@@ -143,7 +143,8 @@ def silent(scene: Scene) -> str:
     if age < SILENT_SECONDS + unknown:
         return ""
     told = f"nothing was heard of its training for {format_duration(age)}, and what is told of it is as old"
-    return f"{told}: does the operator run, and does worker 0 answer it?"
+    # What a step took is counted at its end: until then nobody but the launcher knows that it goes on.
+    return f"{told}: a long step, a hang, or the operator or worker 0 does not answer"
 
 
 def seconds_left(scene: Scene) -> float:

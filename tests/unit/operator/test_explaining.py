@@ -126,7 +126,7 @@ def test_a_running_job_of_which_nothing_is_heard_is_not_said_to_end_when_it_was_
     progress = {"step": 35, "totalSteps": 100, "eta": "2026-01-02T04:11:05Z"}
     lines = shown(job(phase="Running", placement=PLACED, progress=progress, goodput={"until": "2026-01-02T02:57:05Z"}))
     told = "nothing was heard of its training for 7m, and what is told of it is as old"
-    assert f"{told}: does the operator run, and does worker 0 answer it?" in lines
+    assert f"{told}: a long step, a hang, or the operator or worker 0 does not answer" in lines
     assert "it trains on" in lines
 
 

@@ -226,7 +226,7 @@ def test_a_running_job_of_which_nothing_is_heard_says_that_its_numbers_are_old()
     since = {"progress": progress, "runningSince": "2026-01-02T02:00:00Z"}
     old = job(phase="Running", goodput={"until": "2026-01-02T02:57:05Z"}, **since)
     text = " ".join(shown(Scene(old, (), (), NOW)).replace("│", " ").split())
-    assert "nothing was heard of its training for 7m, and what is told of it is as old: does the operator run" in text
+    assert "nothing was heard of its training for 7m, and what is told of it is as old: a long step, a hang" in text
     assert "left" not in text, "by numbers that are old"
     for fresh in (
         job(phase="Running", goodput={"until": "2026-01-02T03:03:00Z"}, **since),
