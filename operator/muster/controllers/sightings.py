@@ -18,7 +18,8 @@ from muster.api.placement import Placement, spares_by_index
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import Goodput, PastFailure, TrainingJobStatus
 from muster.cluster.views import PodView
-from muster.controllers.devices import of_worker
+from muster.controllers import terms
+from muster.controllers.devices import held, of_worker
 from muster.controllers.lifecycle.turn import TERMINAL
 from muster.controllers.stored import Left, stored
 from muster.telemetry.cost.intervals import Interval
@@ -135,10 +136,19 @@ def look(seen: Seen | None, sight: Sight) -> tuple[Seen, list[Row]]:
 
 def gone(seen: Seen, sight: Sight) -> list[Row]:
     """The job's object is gone with all its pods."""
-    rows: list[Row] = [replace(seen.job, deleted_at=seen.job.deleted_at or sight.now)]
+    used = max(seen.job.gpu_seconds, _used(sight))
+    rows: list[Row] = [replace(seen.job, deleted_at=seen.job.deleted_at or sight.now, gpu_seconds=used)]
     _end(seen, sight, rows)
     _keep(seen, sight, rows)
     return rows
+
+
+def _used(sight: Sight) -> int:
+    """GPU-seconds, the present placement's included: of a job whose object is gone nobody adds these to its status."""
+    placement = sight.job.status.placement
+    node = placement.nodes[0].node if placement is not None and placement.nodes else ""
+    gpus = held(placement, sight.spec, sight.flavour(node)[0]) if placement is not None else 0
+    return terms.used(sight.job.status, gpus, 0.0, sight.now).gpu_seconds
 
 
 def parts(goodput: Goodput | None) -> dict[str, int]:

@@ -412,6 +412,7 @@ def test_a_job_that_is_deleted() -> None:
     story.gone()
     (job,), (attempt,) = story.of(Job), story.of(Attempt)
     assert (job.deleted_at, job.estimated) == (START + timedelta(seconds=60), False)
+    assert job.gpu_seconds == 2 * 55, "as much as its intervals"
     assert (attempt.reason, attempt.ended_at) == ("Deleted", START + timedelta(seconds=65))
     assert [row[5:] for row in story.intervals()] == [(65, True), (65, True)]
 
