@@ -18,7 +18,8 @@ from muster.cluster.views import NodeView, PodView
 from muster.controllers.books import GPUS
 from muster.controllers.cache import Cache
 from muster.controllers.records import Record
-from muster.controllers.sightings import End, Flavour, PodOf, Seen, Sight, gone, look
+from muster.controllers.sight import End, Flavour, PodOf, Sight
+from muster.controllers.sightings import Seen, gone, look
 from muster.controllers.stored import Left, left_by
 from muster.controllers.work import utc_now
 from muster.sizing.slices import sliced

@@ -6,7 +6,7 @@ anew after a restart: what is put twice does no harm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -14,65 +14,21 @@ from typing import Final
 from muster.api.effective import EffectiveSpec
 from muster.api.goodput import TRAINING, UNDERUSED
 from muster.api.names import PROJECT_LABEL, USER_LABEL
-from muster.api.placement import Placement, spares_by_index
-from muster.api.trainingjob import TrainingJob
+from muster.api.placement import Placement
 from muster.api.trainingjob_status import Goodput, PastFailure, TrainingJobStatus
-from muster.cluster.views import PodView
 from muster.controllers import terms
-from muster.controllers.devices import held, of_worker
-from muster.controllers.lifecycle.turn import TERMINAL
-from muster.controllers.stored import Left, stored
+from muster.controllers.devices import held
+from muster.controllers.sight import Sight, Worker
+from muster.controllers.spans import ending, intervals_of, workers_of
+from muster.controllers.stored import stored
 from muster.telemetry.cost.intervals import Interval
 from muster.telemetry.history.rows import Attempt, Checkpoint, Failure, Job, Preemption, Row, Storage, place
-from muster_protocol.launcher_status import Status as LauncherStatus
-
-CLOCKS: Final = timedelta(seconds=2)
-"""How far a node's clock may be from ours. Beyond it, what it says of a container's end is not believed."""
 
 STEADY: Final = timedelta(minutes=10)
 """How long the step and the goodput of a job may be old when nothing else of it changes."""
 
 DELETED: Final = "Deleted"
 """Why an attempt ended whose job is gone before its end."""
-
-Worker = tuple[int, int]
-"""Index and number of its pod."""
-PodOf = tuple[int, int, int]
-"""Generation, index and number of a pod."""
-Flavour = tuple[str, str]
-"""GPU type and kind of capacity."""
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """When a pod's containers ended by its node's clock, and when that was first heard by ours. A clock that is fast
-    stays wrong: what it said is judged by when it said it, not by when a job is looked at again."""
-
-    at: datetime
-    heard: datetime
-
-
-@dataclass(frozen=True)
-class Sight:
-    """One look at a job.
-
-    Attributes:
-        finished: when the containers of pods ended that were seen to; some of these pods may be gone.
-        flavour: of a node by its name; empty words for one that is gone.
-        launcher: the last answer of the present placement's leader, or None.
-        deleted: the job's object is gone.
-        left: the last word of index 0's pods that have ended on what checkpoints take.
-    """
-
-    job: TrainingJob
-    spec: EffectiveSpec
-    now: datetime
-    pods: tuple[PodView, ...] = ()
-    finished: Mapping[PodOf, End] = field(default_factory=dict)
-    flavour: Callable[[str], Flavour] = lambda node: ("", "")
-    launcher: LauncherStatus | None = None
-    deleted: bool = False
-    left: Left | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,16 +183,10 @@ def _place(
         (seen.intervals, seen.alive, seen.absent) if before is not None else ({}, frozenset(), frozenset())
     )
     alive |= {worker for worker, pod in pods.items() if pod.phase == "Running"}
-    absent = frozenset((_workers(placement) if first else absent) - pods.keys())
-    intervals = _intervals(known, alive, absent, placement, pods, sight)
+    absent = frozenset((workers_of(placement) if first else absent) - pods.keys())
+    intervals = intervals_of(known, alive, absent, placement, pods, sight)
     rows += (one for key, one in intervals.items() if known.get(key) != one)
     return replace(seen, attempt=attempt, intervals=intervals, alive=alive, absent=absent, placement=placement)
-
-
-def _workers(placement: Placement) -> dict[Worker, str]:
-    """Nodes of the workers, without spares."""
-    numbers = {item.index: item.attempt for item in placement.attempts}
-    return {(index, numbers.get(index, 0)): node for index, node in enumerate(placement.node_of_index())}
 
 
 def _attempt(placement: Placement, sight: Sight) -> Attempt:
@@ -261,87 +211,6 @@ def _attempt(placement: Placement, sight: Sight) -> Attempt:
     )
 
 
-def _intervals(
-    known: Mapping[Worker, Interval],
-    alive: frozenset[Worker],
-    absent: frozenset[Worker],
-    placement: Placement,
-    pods: Mapping[Worker, PodView],
-    sight: Sight,
-) -> dict[Worker, Interval]:
-    """Of the present placement, those that have ended included."""
-    found = dict(known)
-    workers = _workers(placement)
-    spares = {(index, _number(known, index)): node for index, node in spares_by_index(placement.spares).items()}
-    replaced = {worker: pod.node for worker, pod in pods.items() if worker not in workers and pod.node}
-    for worker, node in (replaced | workers | spares).items():
-        if worker in absent:
-            continue
-        pod = pods.get(worker)
-        first = not known or (worker[1] == 0 and worker in workers)
-        begins = placement.placed_at if first and worker[1] == 0 else pod.created if pod is not None else None
-        found[worker] = _held(found.get(worker), worker, node, begins or sight.now, placement.generation, sight)
-    ended = {worker for worker, pod in pods.items() if pod.phase in TERMINAL}
-    vanished = alive - pods.keys()
-    for worker, one in found.items():
-        if one.ends is None:
-            over = (worker not in workers and worker not in spares) or worker in ended or worker in vanished
-            guessed = worker in pods or worker in alive
-            found[worker] = _ended(one, sight, guessed=guessed) if over else _finished(one, sight)
-        else:
-            found[worker] = _finished(one, sight)  # its pod may have gone on for a while
-    return found
-
-
-def _number(known: Mapping[Worker, Interval], index: int) -> int:
-    """Of a spare's room: counts how often there was none for it."""
-    number = 0
-    while (index, number) in known and known[index, number].ends is not None:
-        number += 1
-    return number
-
-
-def _held(
-    before: Interval | None, worker: Worker, node: str, begins: datetime, generation: int, sight: Sight
-) -> Interval:
-    if before is not None and (before.node == node or before.ends is not None):
-        return before
-    of_node, capacity = sight.flavour(node)
-    found = of_worker(sight.spec.gpus_per_worker, sight.spec.requests, of_node)
-    if before is not None:  # its pod could not be made there: the room has moved
-        return replace(
-            before, node=node, gpu_type=found.gpu_type or before.gpu_type, capacity=capacity or before.capacity
-        )
-    index, number = worker
-    return Interval(
-        job=sight.job.metadata.uid,
-        attempt=generation,
-        index=index,
-        replacement=number,
-        node=node,
-        gpu_type=found.gpu_type,
-        capacity=capacity,
-        gpus=found.count,
-        begins=min(begins, sight.now),
-    )
-
-
-def _finished(one: Interval, sight: Sight) -> Interval:
-    """With the end of its containers, where kubelet has told it."""
-    end = sight.finished.get((one.attempt, one.index, one.replacement))
-    if end is None:
-        return one
-    if one.begins - CLOCKS <= end.at <= end.heard + CLOCKS:
-        return replace(one, ends=max(one.begins, min(end.at, end.heard)), estimated=False)
-    return one if one.ends is not None else replace(one, ends=max(sight.now, one.begins), estimated=True)
-
-
-def _ended(one: Interval, sight: Sight, *, guessed: bool) -> Interval:
-    """It is over: when its containers finished, or now. `guessed`: a pod of it ran, whose end was not seen."""
-    known = _finished(one, sight)
-    return known if known.ends is not None else replace(one, ends=max(sight.now, one.begins), estimated=guessed)
-
-
 def _end(seen: Seen, sight: Sight, rows: list[Row]) -> Seen:
     """The placement that was seen last is over."""
     attempt = seen.attempt
@@ -359,7 +228,7 @@ def _end(seen: Seen, sight: Sight, rows: list[Row]) -> Seen:
     )
     rows.append(attempt)
     intervals = {
-        worker: one if one.ends is not None else _ended(one, sight, guessed=worker in seen.alive)
+        worker: one if one.ends is not None else ending(one, sight, guessed=worker in seen.alive)
         for worker, one in seen.intervals.items()
     }
     rows += (one for worker, one in intervals.items() if one != seen.intervals[worker])

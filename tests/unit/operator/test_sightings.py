@@ -16,7 +16,8 @@ from muster.api.trainingjob_status import CommittedCheckpoint
 from muster.cluster.views import NodeView
 from muster.controllers.chronicle import Chronicle
 from muster.controllers.records import Record
-from muster.controllers.sightings import End, PodOf, Seen, Sight, gone, look
+from muster.controllers.sight import End, PodOf, Sight
+from muster.controllers.sightings import Seen, gone, look
 from muster.controllers.stored import Left, left_by, stored
 from muster.telemetry.cost.intervals import Interval, PoolInterval
 from muster.telemetry.history.rows import Attempt, Checkpoint, Failure, Job, Preemption, Row, Storage
