@@ -355,7 +355,9 @@ class Loop:
         avoided = tuple(item.node for item in status.avoided)
         replacing = status.placement is not None and (status.placement.attempts, status.placement.replacing)
         ending = (status.stop is None, status.promise is None, finished(status), record.leaves_for_good, replacing)
-        stand = (record.plannable, placed, ending, record.spec, judged, avoided, _size_may_change(record, now))
+        bounded = record.spec.max_runtime is not None and status.running_since  # before, it might have started later
+        size = _size_may_change(record, now)
+        stand = (record.plannable, placed, ending, record.spec, judged, avoided, bounded, size)
         if stand != record.stand:
             record.stand = stand
             self._must_plan = True

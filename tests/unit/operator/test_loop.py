@@ -15,11 +15,12 @@ from muster.api.common import format_time
 from muster.api.names import EventReason
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.errors import ApiError, ApiUnreachable
-from muster.cluster.views import NodeView
+from muster.cluster.views import NodeView, parse_time
 from muster.controllers import loop as loops
 from muster.controllers import plans, records, work
 from muster.controllers.asking import lacks_nodes
 from muster.controllers.observing import Observing
+from muster.controllers.situations import Patience
 from muster.telemetry.metrics import Metrics
 
 from .loops import Object, compressed, world
@@ -615,3 +616,22 @@ async def test_a_running_job_keeps_its_priority_while_its_class_is_not_there() -
         later.feed({**raw, "status": status})
         await later.until(lambda: later.placed("first"))
         assert later.status("first")["priority"] == 10
+
+
+async def test_who_waits_for_an_enforced_end_is_told_it_anew_as_soon_as_the_run_has_begun() -> None:
+    """Until then the gang may still take its whole readyTimeout to start."""
+    async with world(patience=Patience(launcher=0.1)) as place:
+        place.submit("first", workers=4, maxRuntime="10m", readyTimeout="30m")
+        await place.until(lambda: len(place.server.pods) == 4)
+        place.submit("second", workers=4, maxRuntime="10m")
+        await place.until(lambda: place.status("second").get("queue", {}).get("expectedStart"))
+
+        def starts_in() -> float:
+            told = parse_time(place.status("second")["queue"]["expectedStart"])
+            assert told is not None
+            return (told - datetime.now(timezone.utc)).total_seconds()
+
+        assert starts_in() > 2000
+        for name in list(place.server.pods):
+            place.show(name, "Running")
+        await place.until(lambda: starts_in() < 1000, seconds=30)
