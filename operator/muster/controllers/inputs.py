@@ -340,12 +340,22 @@ def run_of(record: Record, now: datetime) -> RunInput:
         saved=max(started, min(committed, now.timestamp())),
         restart=terms.start_seconds(status),
         grace=float(spec.grace) if status.stop_seconds is None else min(float(status.stop_seconds), float(spec.grace)),
-        ends=_seconds(terms.expected_end(status, record.pace), FOREVER),
+        ends=_ends(record, started),
         bound=min(_bound(record, status), terms.bound(spec, status, _gpus(record), record.price, now)),
         budget=preemption.budget_left(status.preempted_at, spec.budget, spec.budget_window, now),
         stops=status.preemptions or 0,
         yields=record.placement is not None and record.placement.yields,
     )
+
+
+def _ends(record: Record, started: float) -> float:
+    """When it is expected to end. A gang that starts may take all of `readyTimeout`, and hardly ever does: with a
+    `maxRuntime` it is expected to take what a start takes."""
+    status, spec = record.job.status, record.spec
+    told = terms.expected_end(status, record.pace)
+    if told is None and started and status.running_since is None and spec.max_runtime is not None:
+        return started + terms.start_seconds(status) + terms.length(spec, status)
+    return _seconds(told, FOREVER)
 
 
 def _gpus(record: Record) -> int | Fraction:

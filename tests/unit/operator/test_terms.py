@@ -273,6 +273,20 @@ def test_while_a_gang_starts_again_its_end_is_known_by_the_pace_that_it_had() ->
     assert terms.expected_end(TrainingJobStatus(), 2.0) is None
 
 
+def test_a_bounded_gang_that_starts_is_expected_to_start_as_it_did_and_to_run_its_time() -> None:
+    job, now = trainingjob(maxRuntime="10m", readyTimeout="30m"), datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
+    placement = Placement.of(1, ("n0", "n1"), placed_at=now)
+    starts = job.model_copy(update={"status": TrainingJobStatus(placement=placement, start_seconds=20)})
+    run = run_of(Record.of(starts), now)
+    surplus = run.grace + terms.MARGIN
+    assert (run.ends - now.timestamp(), run.bound - now.timestamp()) == (620, 1800 + 600 + surplus)
+    runs = starts.model_copy(update={"status": starts.status.model_copy(update={"running_since": now})})
+    run = run_of(Record.of(runs), now)
+    assert (run.ends, run.bound - now.timestamp()) == (float("inf"), 600 + surplus)
+    free = trainingjob().model_copy(update={"status": starts.status})
+    assert run_of(Record.of(free), now).ends == float("inf")
+
+
 def test_a_deadline_counts_the_windows_that_a_job_is_stopped_by() -> None:
     now, start = datetime(2026, 3, 2, 12, tzinfo=UTC), 120.0
     window = {"start": "0 20 * * *", "duration": "1h"}
