@@ -55,6 +55,11 @@ def test_jobs_and_queues_are_listed(control_plane: ControlPlane, namespace: str,
         assert "tiny" in muster("jobs", "-q", namespace, *config).stdout
         said = refused(muster("jobs", "-q", f"{namespace}-x", *config))
         assert f"no TrainingQueue '{namespace}-x'; did you mean '{namespace}'? There are: " in said
+        control_plane.kubectl("delete", "trainingqueue", namespace)
+        gone = muster("jobs", "-q", namespace, *config)
+        assert "tiny" in gone.stdout, "what is left of a queue can be found"
+        assert f"there is no TrainingQueue '{namespace}' any more" in gone.stderr
+        control_plane.apply({**queue, "spec": {"cohort": "all", "quotas": [quota]}})
     finally:
         control_plane.kubectl("delete", "trainingqueue", namespace)
 

@@ -55,7 +55,7 @@ async def jobs(
     """
     async with connected(kubeconfig, context) as api:
         raws, namespace = await _jobs(api, namespace)
-        within = below(queue, readable(TrainingQueue, await listed(api, QUEUES))) if queue else None
+        within = _within(queue, readable(TrainingQueue, await listed(api, QUEUES)), raws) if queue else None
         if not raws and namespace:
             await require_namespace(api, namespace)
         await _warn_of_nobody(api)
@@ -132,6 +132,17 @@ async def queues(output: Output, *, kubeconfig: str | None, context: str | None)
         rows = [(*row, budgets(queue, now)) for row, queue in zip(rows, found, strict=True)]
     _print(titles, rows, "no TrainingQueues")
     return 0
+
+
+def _within(queue: str, every: Sequence[TrainingQueue], raws: Sequence[dict[str, Any]]) -> frozenset[str]:
+    """The queues whose jobs are meant. One that was deleted while jobs of it run on is told, and is no slip.
+
+    Raises NotThere.
+    """
+    if any(each.metadata.name == queue for each in every) or all(summary(raw)["queue"] != queue for raw in raws):
+        return below(queue, every)
+    note(f"there is no TrainingQueue {queue!r} any more: what runs of it goes on, and what waits waits for it")
+    return frozenset({queue})
 
 
 def below(name: str, every: Sequence[TrainingQueue]) -> frozenset[str]:
