@@ -113,6 +113,8 @@ class Reference:
         self.served: set[int] = set()
         self.early: set[int] = set()
         self.turned_down: dict[int, str] = {}
+        self.full: set[tuple[int, int]] = set()
+        self.put_off: set[int] = set()
         self.heads: list[_Head] = []
         self.order = _Order(world, self.size)
         self.obstacles = {job: self._obstacle(job) for job in self._pending()}
@@ -131,6 +133,8 @@ class Reference:
             verdict = self._decide(job, charge)
             if verdict:
                 waits.append((job, verdict))
+        turns = [(job, self._decide(job, lambda: None) if job in self.put_off else verdict) for job, verdict in waits]
+        waits = [(job, verdict) for job, verdict in turns if verdict]
         # Quota that comes back gives owners one more turn, whose place in the order may have passed.
         waits = [(job, "promised" if self._is_promised(job) else verdict) for job, verdict in waits]
         waits = [(job, verdict) for job, verdict in waits if verdict == "promised" or job not in self.early]
@@ -152,6 +156,9 @@ class Reference:
         if self.obstacles[job]:
             return self.obstacles[job]
         while (owner := self._owner_before(job)) != NONE:
+            if job not in self.put_off and self._pool(owner) in self.full and self._may_start(owner):
+                self.put_off.add(job)
+                return "room"
             self._serve_early(owner)
         yields = False
         if not self._with_sizes(job, lambda: self._has_quota(job)):
@@ -221,6 +228,12 @@ class Reference:
                 return NONE
         return NONE
 
+    def _may_start(self, owner: int) -> bool:
+        """Whether it has quota and room, for whomever that is kept."""
+        has_quota = self._with_sizes(owner, lambda: self._has_quota(owner)) or self._has_quota_in_passing(owner)
+        free = slots(self.world, owner, self.free)
+        return has_quota and self._with_sizes(owner, lambda: self._fits(owner, free), self.size[owner])
+
     def _serve_early(self, owner: int) -> None:
         """As at its own place in the order, but that it keeps nothing from others if it cannot start."""
         yields = not self._with_sizes(owner, lambda: self._has_quota(owner))
@@ -231,6 +244,8 @@ class Reference:
                 self.early.add(owner)
             else:
                 self.turned_down[owner] = "quota" if yields else "room"
+                if not yields:
+                    self.full.add(self._pool(owner))
             return
         self._start(owner, found[0], yields or found[1] or self._borrows_behind_a_head(owner))
         self.early.add(owner)

@@ -307,6 +307,21 @@ def test_a_second_head_asks_nobody_to_yield_when_it_would_have_to_yield_itself_a
     assert told["second"].expected == told["first"].expected
 
 
+@pytest.mark.parametrize(("ends", "asks"), [(49.0, False), (50.0, True)])
+def test_a_second_head_asks_nobody_to_yield_who_goes_so_late_that_it_would_get_nothing_done(
+    ends: float, asks: bool
+) -> None:
+    """The first starts one grace after the end. The second starts one grace from now, loses 10 s, and has 40 s left."""
+    nodes = [Node(f"n{index}", rack="r1" if index == 1 else "r0") for index in range(4)]
+    runs = [Run(Job("long"), ("n0", "n2", "n3"), bound=ends), Run(Job("behind", gpus=4, submitted=3.0), ("n1",))]
+    shot = world(nodes, runs, [Job("first", workers=3, submitted=1.0), Job("second", submitted=2.0)])
+    shot.jobs.runs.yields[1], shot.jobs.runs.restart[3] = True, 10.0
+    made = plan(shot)
+    assert [(each.uid, each.beneficiary) for each in made.evictions] == [("behind", "second")] * asks
+    told = Outcome(shot, made).waiting["first"]
+    assert told.expected - NOW == ends + GRACE
+
+
 def test_what_victims_leave_over_is_kept_for_the_head_that_waits_for_it() -> None:
     """It needs more than they leave. Who is behind it gets none of that for good."""
     world = Operating({f"n{index}": Node(f"n{index}") for index in range(5)}, {"research": Queue()})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster.scheduling.plan import MoveReason, WaitReason
+from muster.scheduling.plan import MoveReason, Plan, WaitReason
 from muster.scheduling.planner import plan
 from muster.scheduling.snapshot import NONE
 
@@ -151,3 +151,50 @@ def test_trees_that_do_not_lend_to_each_other_keep_to_priority() -> None:
     world.submit(Live(Job("urgent", gpus=6, queue="borrower", priority=2)))
     world.submit(Live(Job("other", gpus=4, queue="owner")))
     assert started(world) == ["urgent"]
+
+
+@pytest.mark.parametrize("large", [16, 1])
+def test_nobody_passes_an_owner_that_waits_for_room_while_a_borrower_is_ahead(large: int) -> None:
+    """The owner waits for two whole nodes. Those of another queue come one after the other, each for a while."""
+    queues = [Queue("borrower", gpus=0, cohort=0), Queue("owner", gpus=16, cohort=0)]
+    queues += [Queue("others", gpus=16, cohort=0), Queue("idle", gpus=16, cohort=0)]
+    world = Operating({name: Node(name) for name in ("a", "b")}, {queue.name: queue for queue in queues})
+    for uid, node in (("runs-a", "a"), ("runs-b", "b")):
+        world.submit(Live(Job(uid, gpus=7, queue="others"), on=(node,), preemptible=False))
+    world.submit(Live(Job("first-other", gpus=1, queue="others"), on=("a",), started=world.now))
+    world.submit(Live(Job("second-other", gpus=1, queue="others"), on=("b",), started=world.now))
+    for job in (
+        Job("borrows", workers=large, gpus=1, queue="borrower"),
+        Job("owns", workers=2, queue="owner"),
+        Job("third-other", gpus=1, queue="others"),
+    ):
+        world.now += 1
+        world.submit(Live(job))
+    world.finish("first-other")
+    made = plan(world.snapshot())
+    assert [(each.uid, each.yields) for each in made.admissions] == [("third-other", True)], "as without the borrower"
+    waiting = {each.uid: each.reason for each in made.waiting}
+    assert waiting == {"borrows": WaitReason.INSUFFICIENT_CAPACITY, "owns": WaitReason.INSUFFICIENT_CAPACITY}
+    assert not plan_after(world).admissions
+
+
+def plan_after(world: Operating) -> Plan:
+    """The next plan, when the last one was carried out."""
+    world.carry_out(plan(world.snapshot()))
+    return plan(world.snapshot())
+
+
+def test_a_borrower_that_was_put_off_for_an_owner_starts_where_there_is_room_besides() -> None:
+    """Of the two owners one has room, which the other waits for; the borrower fits beside both."""
+    queues = [Queue("borrower", gpus=0, cohort=0), Queue("owner", gpus=16, cohort=0)]
+    queues += [Queue("others", gpus=8, cohort=0), Queue("idle", gpus=16, cohort=0)]
+    nodes = [Node("a"), Node("b"), Node("apart", rack="rack-1", gpus=4)]
+    world = Operating({node.name: node for node in nodes}, {queue.name: queue for queue in queues})
+    world.submit(Live(Job("runs", gpus=4, queue="others"), on=("a",), preemptible=False))
+    world.submit(Live(Job("borrows", gpus=4, queue="borrower")))
+    world.now += 1
+    world.submit(Live(Job("owns", workers=2, queue="owner")))
+    world.now += 1
+    world.submit(Live(Job("other", gpus=4, queue="others")))
+    made = plan(world.snapshot())
+    assert {each.uid: each.yields for each in made.admissions} == {"other": False, "borrows": True}

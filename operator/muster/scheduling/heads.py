@@ -197,10 +197,13 @@ class Heads:
     def _may_yield(self, job: int) -> bool:
         return self._round.policy.backfill and self._round.kind(job).preemptible
 
-    def may_pass(self, job: int) -> bool:
-        """Whether a job may start on room that is kept for those ahead, for it gives that back when they could start,
-        and gets enough done before."""
-        return bool(self.all) and self._may_yield(job) and job in self._worth_letting_in
+    def may_pass(self, job: int, yielding: Sequence[int]) -> bool:
+        """Whether a job may start on room that is kept for those ahead when these rows have yielded to it, for it gives
+        that back when they could start, and gets enough done before."""
+        if not (self.all and yielding and self._may_yield(job)):
+            return False
+        gone = self._round.snapshot.now + float(self._round.snapshot.jobs.runs.grace[yielding].max())
+        return self._is_worth(job, min((each.reservation for each in self.all), key=attrgetter("start")), gone)
 
     def lets_in(self, job: int, choice: int, size: int) -> tuple[Found, bool] | None:
         """Where a job may start on room that is kept, and whether it has to yield; None if it may not."""
@@ -315,7 +318,7 @@ class Heads:
     def _worthwhile(self) -> Mask:
         """J, jobs that would get enough done before a head starts."""
         jobs, now = self._round.snapshot.jobs, self._round.snapshot.now
-        first = min((each.reservation for each in self.all), key=lambda each: each.start)
+        first = min((each.reservation for each in self.all), key=attrgetter("start"))
         estimate = jobs.terms.estimate
         if first.start == FOREVER:
             return np.ones(len(estimate), dtype=np.bool_)

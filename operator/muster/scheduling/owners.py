@@ -9,6 +9,7 @@ owner would be started in this plan and asked to end in the next. Two things pre
   priority: of each other queue of its tree the first in line of the same flavour, and who is behind it, as long as they
   are within nominal. A line is not passed: it ends at the first that finds no room, that would have to borrow itself,
   or that has waited for as long as age counts and lacks quota. They count in the order of shares at their own place.
+  Where one finds no room, those of other lines do not pass it either: see `muster.scheduling.deciding`.
 """
 
 from __future__ import annotations

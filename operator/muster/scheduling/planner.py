@@ -16,7 +16,8 @@ Then jobs are taken one after the other, in the order of `muster.scheduling.orde
    becomes a head only when it has waited for as long as age counts: until then nobody's quota stands idle for it. What
    those behind it have borrowed does not count: they yield (`muster.scheduling.letin`).
 
-Before a job borrows, the owners have their turn who would take it back (`muster.scheduling.owners`).
+Before a job borrows, the owners have their turn who would take it back (`muster.scheduling.owners`). Where one of these
+would pass another, it has its own after all others (`muster.scheduling.deciding`).
 
 Cases 1 and 2 hold nobody else back, and so do the jobs of case 4 behind the last head.
 
@@ -31,15 +32,14 @@ kept waiting starts in the next plan, which the admissions bring about.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from muster.scheduling.beyond import join
 from muster.scheduling.bystanders import Bystanders
+from muster.scheduling.deciding import Deciding
 from muster.scheduling.expected import Expected, Lacking, expected_starts, promised_starts
 from muster.scheduling.explain import Told, Words, explain
 from muster.scheduling.fallback import fallback_starts
@@ -47,46 +47,20 @@ from muster.scheduling.growth import Growth
 from muster.scheduling.heads import Heads
 from muster.scheduling.improving import improve
 from muster.scheduling.order import Ordering
-from muster.scheduling.plan import Admission, Basis, Plan, as_it_is
+from muster.scheduling.plan import Basis, Plan, as_it_is
 from muster.scheduling.policy import DEFAULT, Policy
 from muster.scheduling.preempting import Preempting, cleared
 from muster.scheduling.promises import left_at
-from muster.scheduling.ranks import by_length, pending_by_rank, works
+from muster.scheduling.ranks import FirstSubmitted, by_length, works
 from muster.scheduling.rounds import Fate, Round, Verdict
-from muster.scheduling.snapshot import FOREVER, Jobs, Snapshot
+from muster.scheduling.snapshot import FOREVER, Snapshot
 from muster.scheduling.starting import Starting
 from muster.scheduling.withdrawing import withdraw
 
-_ROOM, _QUOTA = Fate.ROOM, Fate.QUOTA
+_QUOTA = Fate.QUOTA
 """Read for every job that waits: a name's value is faster than an enum's member."""
 _ABLE = frozenset((Fate.QUOTA, Fate.ROOM, Fate.WINDOW))
 """Of jobs that could start one day."""
-
-
-class FirstSubmitted:
-    """The order without fairness: priority, first submit, uid. In place of `Ordering`; `passed` has who yields only."""
-
-    def __init__(self, jobs: Jobs, left_out: Collection[int] = ()) -> None:
-        self._all, self._left_out = jobs, left_out
-        self._running = np.flatnonzero(jobs.runs.yields).tolist()
-        self.passed: set[int] = set()
-
-    def __iter__(self) -> Iterator[int]:
-        for job in pending_by_rank(self._all).tolist():
-            if job in self._left_out:
-                continue
-            self.passed = {row for row in self._running if self._rank(row) < self._rank(job)}
-            yield job
-
-    def _rank(self, job: int) -> tuple[int, float, str]:
-        return -int(self._all.priorities[job]), float(self._all.submitted[job]), self._all.uids[job]
-
-    def charged(self, job: int, workers: int | None = None, flavour: int | None = None) -> None:
-        """Nothing depends on what others have."""
-
-    def oldest(self, job: int) -> bool:
-        """Age does not count."""
-        return False
 
 
 def plan(snapshot: Snapshot, policy: Policy = DEFAULT) -> Plan:
@@ -145,7 +119,7 @@ def _start_in_order(round_: Round, heads: Heads, starting: Starting, *, everybod
     """Admit who can start. Returns those who wait, first in rank first; None if nobody may be left out."""
     preempting = Preempting(round_, starting.owners, starting.choices)
     bystanders = None if everybody else Bystanders(round_, starting, preempting)
-    deciding = _Deciding(round_, heads, starting, preempting, _order(round_, bystanders.rows if bystanders else ()))
+    deciding = Deciding(round_, heads, starting, preempting, _order(round_, bystanders.rows if bystanders else ()))
     alike, obstacles = _alike(round_), starting.obstacles
     verdicts: list[Verdict] = []
     # Where the shortest come first, one that is shorter may ask whom the others may not.
@@ -172,10 +146,10 @@ def _start_in_order(round_: Round, heads: Heads, starting: Starting, *, everybod
         if verdict is not None:
             verdicts.append(verdict)
     if bystanders:
-        if deciding.early:
+        if deciding.early or deciding.put_off:
             return None
         verdicts += bystanders.verdicts()
-    return _ask_again(round_, heads, preempting, deciding.as_served(verdicts))
+    return _ask_again(round_, heads, preempting, deciding.with_those_put_off(verdicts))
 
 
 def _alike(round_: Round) -> list[int]:
@@ -185,117 +159,6 @@ def _alike(round_: Round) -> list[int]:
     of_queue = jobs.queues.astype(np.int64) * (int(priorities.max(initial=0)) + 1) + priorities
     numbers: list[int] = (of_queue * len(round_.kinds.kinds) + round_.kinds.numbers).tolist()
     return numbers
-
-
-class _Early(NamedTuple):
-    """What an owner got before its place in the order: it counts there."""
-
-    workers: int
-    flavour: int
-    verdict: Verdict | None
-
-
-@dataclass(frozen=True)
-class _Deciding:
-    """
-    Attributes:
-        early: by row, the owners that were served before a borrower and whose place in the order is still to come, or
-            had passed.
-    """
-
-    round_: Round
-    heads: Heads
-    starting: Starting
-    preempting: Preempting
-    order: Ordering | FirstSubmitted
-    early: dict[int, _Early] = field(default_factory=dict)
-
-    def decide(self, job: int) -> Verdict | None:
-        """Admit a job that has no obstacle, or promise room to it, or say why it waits; None for one that starts."""
-        round_, order, starting = self.round_, self.order, self.starting
-        decided: Admission | Verdict | None
-        while (decided := starting.lacks_quota(job)) is None:
-            owner = starting.owner_before(job)
-            if owner is None:
-                decided = starting.start(job)
-                break
-            self._serve_early(owner)
-        if isinstance(decided, Admission):
-            round_.admissions.append(decided)
-            order.charged(job, len(decided.nodes), decided.flavour)
-            return None
-        if self.preempting.clear(decided, order.passed):
-            return self._cleared(decided)
-        if decided.fate is _ROOM:
-            return self._reserve(decided)
-        if decided.fate is _QUOTA and order.oldest(job):
-            _hold_back(round_, decided)
-        elif decided.fate is _QUOTA and (
-            round_.waits_for_its_own(job, decided.choice) or round_.quota_comes_back(job, decided.choice)
-        ):
-            return self._reserve(decided)
-        return decided
-
-    def count(self, job: int) -> Verdict | None:
-        """It is the place in the order of a job that was served early."""
-        workers, flavour, verdict = self.early.pop(job)
-        self.order.charged(job, workers, flavour)
-        return verdict
-
-    def as_served(self, verdicts: list[Verdict]) -> list[Verdict]:
-        """The verdicts without those on owners whose place in the order had passed when they were served: quota that
-        comes back with victims gave them one more turn. They count in no share."""
-        if not self.early:
-            return verdicts
-        served = (self.early[each.job].verdict if each.job in self.early else each for each in verdicts)
-        return [each for each in served if each is not None]
-
-    def _serve_early(self, owner: int) -> None:
-        round_ = self.round_
-        decided = self.starting.lacks_quota(owner) or self.starting.start(owner)
-        if isinstance(decided, Admission):
-            round_.admissions.append(decided)
-            self.early[owner] = _Early(len(decided.nodes), decided.flavour, None)
-        elif self.preempting.clear(decided, self._everybody):
-            self.starting.quota_came_back()
-            promise = round_.promises[-1]
-            self.early[owner] = _Early(len(promise.nodes), promise.flavour, cleared(decided))
-        else:
-            self.starting.turned_down(decided)
-
-    @cached_property
-    def _everybody(self) -> frozenset[int]:
-        """Who of those that yield ranks before an owner is not known yet, so that it asks none of them."""
-        return frozenset(range(len(self.round_.queue_of)))
-
-    def _cleared(self, verdict: Verdict) -> Verdict:
-        """It has a promise now, and its victims' quota is somebody's again."""
-        promise = self.round_.promises[-1]
-        self.starting.quota_came_back()
-        self.order.charged(verdict.job, len(promise.nodes), promise.flavour)
-        return cleared(verdict)
-
-    def _reserve(self, verdict: Verdict) -> Verdict:
-        """Make a head of it, if it may be one. One that was to be let in before its turn need not wait for those who
-        were let in behind it."""
-        round_ = self.round_
-        kind = round_.kinds.of[verdict.job]
-        it = round_.kinds.kinds[kind]
-        flavour = it.choices[verdict.choice].flavour
-        if not self.heads.may_reserve(flavour):
-            return verdict
-        # Quota that waits for a gang is nodes that stand idle. Others' does not wait until it is old.
-        young = round_.policy.fairness and not self.order.oldest(verdict.job)
-        if young and round_.would_be_lent(verdict.job, verdict.choice):
-            return verdict
-        passed = self.order.passed
-        if self.heads.may_pass(verdict.job) and self.preempting.clear_in_passing(verdict, passed):
-            return self._cleared(verdict)
-        gang = round_.kinds.gang(kind, verdict.choice, it.sizes[-1])
-        round_.reserve_quota(verdict.job, verdict.choice, round_.kinds.need(kind, verdict.choice, gang.size))
-        self.order.charged(verdict.job, gang.total, flavour)
-        self.heads.reserve(verdict.job, gang, flavour, self.preempting.yielding_to(verdict.job, passed))
-        return verdict
 
 
 def _order(round_: Round, left_out: Collection[int]) -> Ordering | FirstSubmitted:
@@ -315,19 +178,6 @@ def _ask_again(round_: Round, heads: Heads, preempting: Preempting, verdicts: li
             if waits and preempting.clear(verdict, everybody):
                 verdicts[index], found = cleared(verdict), True
     return verdicts
-
-
-def _hold_back(round_: Round, verdict: Verdict) -> None:
-    """Let no later job of its queue pass an old one that the queue's own quota could hold, unless it yields to it.
-
-    One that would have to borrow holds nobody back: what it waits for is others', and may never come.
-    """
-    kind = round_.kinds.of[verdict.job]
-    it = round_.kinds.kinds[kind]
-    need = round_.kinds.need(kind, verdict.choice, it.sizes[-1])
-    flavour = it.choices[verdict.choice].flavour
-    if round_.used.never(round_.queue_of[verdict.job], flavour, need, borrowing=False) is None:
-        round_.hold_back_quota(verdict.job, verdict.choice, need)
 
 
 def _expect(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> Expected:

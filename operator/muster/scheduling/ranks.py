@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import wraps
 from typing import Any, Final, TypeVar
 
@@ -143,3 +143,29 @@ def in_order(keys: tuple[Int | Seconds, ...], uids: Sequence[str], rows: Int) ->
     named = sorted(rows[order[among]].tolist(), key=uids.__getitem__)
     names[named] = np.arange(len(named))
     return rows[np.lexsort((names[rows], *keys))]
+
+
+class FirstSubmitted:
+    """The order without fairness: priority, first submit, uid. In place of `Ordering`; `passed` has who yields only."""
+
+    def __init__(self, jobs: Jobs, left_out: Collection[int] = ()) -> None:
+        self._all, self._left_out = jobs, left_out
+        self._running = np.flatnonzero(jobs.runs.yields).tolist()
+        self.passed: set[int] = set()
+
+    def __iter__(self) -> Iterator[int]:
+        for job in pending_by_rank(self._all).tolist():
+            if job in self._left_out:
+                continue
+            self.passed = {row for row in self._running if self._rank(row) < self._rank(job)}
+            yield job
+
+    def _rank(self, job: int) -> tuple[int, float, str]:
+        return -int(self._all.priorities[job]), float(self._all.submitted[job]), self._all.uids[job]
+
+    def charged(self, job: int, workers: int | None = None, flavour: int | None = None) -> None:
+        """Nothing depends on what others have."""
+
+    def oldest(self, job: int) -> bool:
+        """Age does not count."""
+        return False

@@ -144,6 +144,20 @@ class Starting:
                 return owner
         return None
 
+    def home(self, job: int) -> tuple[int, int]:
+        """The tree of queues and the flavour in whose line of owners a job is."""
+        kind = self._round.kind(job)
+        return self._round.used.circle(self._round.queue_of[job]), kind.choices[self._first_choice_of(job)].flavour
+
+    def may_start(self, job: int) -> bool:
+        """Whether quota and room allow it now, for whomever the room is kept."""
+        kind = self._round.kinds.of[job]
+        for choice in self._hopes[kind].choices:
+            size = self._largest_with_quota(job, kind, choice) or self._largest_in_passing(job, kind, choice)
+            if size and self._largest_with_room(kind, choice, size, spare=False):
+                return True
+        return False
+
     def turned_down(self, verdict: Verdict) -> None:
         """An owner that had its turn before a borrower waits on."""
         first = self._round.kind(verdict.job).choices[self._first_choice_of(verdict.job)]
