@@ -887,7 +887,24 @@ class _Starts:
             shares = asks(self.world, job).keys() & asks(self.world, other).keys()
             if made._pool(job) == made._pool(other) or (shares and any(empty[node] for node in heads[job].nodes)):
                 return True
-        return False
+        return any(self._may_come_before(row, heads[job]) for row in self._to_wait_again())
+
+    def _to_wait_again(self) -> list[int]:
+        """Those who are asked to end for others: they wait when they are gone."""
+        uids, runs = self.jobs.uids, self.jobs.runs
+        asked = {uid for each in self.made.asked for uid, *_ in each.evicted}
+        return [row for row in self.made.rows if uids[row] in asked or runs.beneficiary[row] not in (NONE, row)]
+
+    def _may_come_before(self, row: int, head: _Head) -> bool:
+        made, job, rank = self.made, head.job, self.made.order.ranked
+        alike = self.jobs.queues[row] == self.jobs.queues[job] and rank(row)[0] == rank(job)[0]
+        if rank(row)[0] > rank(job)[0] or (alike and rank(row) > rank(job)):
+            return False
+        empty, home = slots(self.world, row, made.empty), (int(self.jobs.queues[row]), int(self.jobs.flavours[row]))
+        shares = asks(self.world, job).keys() & asks(self.world, row).keys()
+        limited = any(oracle.limited(self.world, *home, resource) for resource in range(len(self.world.resources)))
+        taken = made._pool(job) == made._pool(row) and limited
+        return taken or (bool(shares) and any(empty[node] for node in head.nodes))
 
     def _all_gone(self) -> float:
         """When the last of those has left who are asked to go."""

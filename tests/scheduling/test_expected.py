@@ -202,6 +202,50 @@ def test_a_reserved_start_is_no_proof_where_a_job_ahead_waits_for_quota_and_take
     assert ("head" in Outcome(then, plan(then)).admitted) is (basis is Basis.LIMITS), "it may start when a has ended"
 
 
+@pytest.mark.parametrize(
+    ("victim", "basis"),
+    [
+        (Job("victim"), Basis.QUEUE),
+        (Job("victim", submitted=2.0), Basis.LIMITS),
+        (Job("victim", submitted=2.0, priority=1), Basis.QUEUE),
+        (Job("victim", only_on=on(1)), Basis.LIMITS),
+    ],
+)
+@pytest.mark.parametrize("asked", ["by this plan", "before"])
+def test_a_reserved_start_is_no_proof_where_a_victim_waits_again_ahead_and_takes_that_room(
+    victim: Job, basis: Basis, asked: str
+) -> None:
+    runs = [Run(Job("ends", priority=3), on(0), bound=100.0), Run(victim, on(1))]
+    waits = [Job("taker", priority=2, only_on=on(1)), Job("head", only_on=on(0), submitted=1.0)]
+    base = world(rack(0, 2), runs, waits)
+    made = plan(base)
+    assert [(each.uid, each.beneficiary) for each in made.evictions] == [("victim", "taker")]
+    if asked == "before":
+        base = _promised(base, "taker", made.promises[0].nodes.tolist(), "victim")
+        made = plan(base)
+        assert not made.evictions
+    told = Outcome(base, made).waiting["head"]
+    assert (told.expected - NOW, told.basis) == (100.0 + GRACE, basis)
+    then = world(rack(0, 2), [Run(Job("taker", priority=2), on(1))], [victim, waits[1]])
+    assert ("head" in Outcome(then, plan(then)).admitted) is (basis is Basis.LIMITS), "it may start when both have gone"
+
+
+def _promised(base: Snapshot, uid: str, nodes: list[int], victim: str) -> Snapshot:
+    """When a plan that promises nodes to a waiting job was carried out, and its victim has not gone yet."""
+    jobs, row, gone = base.jobs, base.jobs.uids.index(uid), base.jobs.uids.index(victim)
+    placed = [nodes if at == row else jobs.runs.nodes_of(at).tolist() for at in range(len(jobs.uids))]
+    runs = replace(
+        jobs.runs,
+        first=np.append(0, np.cumsum([len(each) for each in placed])).astype(np.int64),
+        placed=np.array([node for each in placed for node in each], dtype=np.int32),
+        leaving=jobs.runs.leaving | (np.arange(len(placed)) == gone),
+        beneficiary=np.where(np.arange(len(placed)) == gone, row, NONE).astype(np.int32),
+    )
+    states, held = jobs.states.copy(), jobs.held.copy()
+    states[row], held[row] = JobState.RESERVED, jobs.requests[row] * len(nodes)
+    return replace(base, jobs=replace(jobs, states=states, held=held, runs=runs))
+
+
 def _limited(base: Snapshot, gpus: int) -> Snapshot:
     """With that much quota for the one queue."""
     nominal = base.queues.nominal.copy()

@@ -37,6 +37,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from muster.scheduling.again import Again
 from muster.scheduling.beyond import join
 from muster.scheduling.bystanders import Bystanders
 from muster.scheduling.deciding import Deciding
@@ -225,10 +226,12 @@ def _call_those_rough_that_may_be_passed(
     round_: Round, heads: Heads, able: Sequence[Verdict], reserved: dict[int, tuple[float, Basis]]
 ) -> None:
     """Nothing is kept for a job that waits for quota, and nothing tells when it has some. Then it takes quota and room
-    that were reserved for those behind it in the order: enforced ends are no proof for their starts."""
+    that were reserved for those behind it in the order: enforced ends are no proof for their starts. So it is with who
+    is asked to end for others, and waits again then."""
     kinds, circle = round_.kinds, round_.used.circle
     workers, pools, seen = set[int](), set[tuple[int, int]](), set[tuple[int, int]]()
     proven = {job for job, (_, basis) in reserved.items() if basis is Basis.LIMITS}
+    again = Again(round_) if proven else None
     for job, fate, *_ in able:
         if not proven:
             return
@@ -236,7 +239,8 @@ def _call_those_rough_that_may_be_passed(
         if job in proven:
             proven.remove(job)
             head = heads.of(job)
-            if (circle(queue), head.flavour) in pools or heads.may_lose_room(head, workers):
+            some, others = again.before(job) if again else (set(), set())
+            if (circle(queue), head.flavour) in pools | others or heads.may_lose_room(head, workers | some):
                 reserved[job] = reserved[job][0], Basis.QUEUE
         elif fate is _QUOTA and job not in reserved and (queue, kind) not in seen:
             seen.add((queue, kind))
