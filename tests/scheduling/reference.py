@@ -877,15 +877,16 @@ class _Starts:
         return found
 
     def _may_be_passed(self, job: int) -> bool:
-        """Whether one ahead of a head, that is none, waits for quota and may take its quota or its room then."""
+        """Whether one ahead of a head may take its quota or its room: it is none and waits for quota, or starts with
+        more workers than it must; or it ran, and will wait again."""
         made, heads = self.made, {head.job: head for head in self.made.heads}
         ahead = [other for other, _ in self.waits[: [each for each, _ in self.waits].index(job)]]
         for other in ahead:
-            if other in heads or (other, "quota") not in self.waits:
+            if len(made._sizes(other)) == 1 if other in heads else (other, "quota") not in self.waits:
                 continue
             empty = slots(self.world, other, made.empty)
             shares = asks(self.world, job).keys() & asks(self.world, other).keys()
-            if made._pool(job) == made._pool(other) or (shares and any(empty[node] for node in heads[job].nodes)):
+            if self._may_take_quota(other, job) or (shares and any(empty[node] for node in heads[job].nodes)):
                 return True
         return any(self._may_come_before(row, heads[job]) for row in self._to_wait_again())
 
@@ -900,11 +901,14 @@ class _Starts:
         alike = self.jobs.queues[row] == self.jobs.queues[job] and rank(row)[0] == rank(job)[0]
         if rank(row)[0] > rank(job)[0] or (alike and rank(row) > rank(job)):
             return False
-        empty, home = slots(self.world, row, made.empty), (int(self.jobs.queues[row]), int(self.jobs.flavours[row]))
+        empty = slots(self.world, row, made.empty)
         shares = asks(self.world, job).keys() & asks(self.world, row).keys()
-        limited = any(oracle.limited(self.world, *home, resource) for resource in range(len(self.world.resources)))
-        taken = made._pool(job) == made._pool(row) and limited
-        return taken or (bool(shares) and any(empty[node] for node in head.nodes))
+        return self._may_take_quota(row, job) or (bool(shares) and any(empty[node] for node in head.nodes))
+
+    def _may_take_quota(self, other: int, job: int) -> bool:
+        home, resources = self.made._home(other), range(len(self.world.resources))
+        limited = any(oracle.limited(self.world, *home, resource) for resource in resources)
+        return limited and self.made._pool(job) == self.made._pool(other)
 
     def _all_gone(self) -> float:
         """When the last of those has left who are asked to go."""

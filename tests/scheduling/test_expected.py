@@ -230,6 +230,23 @@ def test_a_reserved_start_is_no_proof_where_a_victim_waits_again_ahead_and_takes
     assert ("head" in Outcome(then, plan(then)).admitted) is (basis is Basis.LIMITS), "it may start when both have gone"
 
 
+@pytest.mark.parametrize(("workers", "basis"), [(2, Basis.QUEUE), (1, Basis.LIMITS)])
+def test_a_reserved_start_is_no_proof_where_a_head_before_it_may_start_with_more_workers(
+    workers: int, basis: Basis
+) -> None:
+    waits = [Job("ahead", workers=workers, priority=1), Job("head")]
+    runs = [Run(Job(f"ends-{host}", priority=2), on(host), bound=100.0) for host in (0, 1)]
+    base, then = world(rack(0, 2), runs, waits), world(rack(0, 2), [], waits)
+    for each in (base, then):
+        ahead = each.jobs.uids.index("ahead")
+        each.jobs.sizes.least[ahead], each.jobs.sizes.partial[ahead] = 1, True
+    told = Outcome(base, plan(base)).waiting["head"]
+    assert (told.expected - NOW, told.basis) == (100.0 + GRACE, basis)
+    assert ("head" in Outcome(then, plan(then)).admitted) is (basis is Basis.LIMITS), (
+        "it may start when both have ended"
+    )
+
+
 def _promised(base: Snapshot, uid: str, nodes: list[int], victim: str) -> Snapshot:
     """When a plan that promises nodes to a waiting job was carried out, and its victim has not gone yet."""
     jobs, row, gone = base.jobs, base.jobs.uids.index(uid), base.jobs.uids.index(victim)

@@ -226,8 +226,8 @@ def _call_those_rough_that_may_be_passed(
     round_: Round, heads: Heads, able: Sequence[Verdict], reserved: dict[int, tuple[float, Basis]]
 ) -> None:
     """Nothing is kept for a job that waits for quota, and nothing tells when it has some. Then it takes quota and room
-    that were reserved for those behind it in the order: enforced ends are no proof for their starts. So it is with who
-    is asked to end for others, and waits again then."""
+    that were reserved for those behind it in the order: enforced ends are no proof for their starts. So does a head
+    that starts with more workers than are reserved for it, and who is asked to end for others and then waits again."""
     kinds, circle = round_.kinds, round_.used.circle
     workers, pools, seen = set[int](), set[tuple[int, int]](), set[tuple[int, int]]()
     proven = {job for job, (_, basis) in reserved.items() if basis is Basis.LIMITS}
@@ -242,8 +242,10 @@ def _call_those_rough_that_may_be_passed(
             some, others = again.before(job) if again else (set(), set())
             if (circle(queue), head.flavour) in pools | others or heads.may_lose_room(head, workers | some):
                 reserved[job] = reserved[job][0], Basis.QUEUE
-        elif fate is _QUOTA and job not in reserved and (queue, kind) not in seen:
+        takes_more = len(kinds.kinds[kind].sizes) > 1 if job in reserved else fate is _QUOTA
+        if takes_more and (queue, kind) not in seen:
             seen.add((queue, kind))
             choices = kinds.kinds[kind].choices
             workers.update(choice.worker for choice in choices)
-            pools.update((circle(queue), choice.flavour) for choice in choices)
+            limited = (each.flavour for each in choices if round_.used.limited(queue, each.flavour))
+            pools.update((circle(queue), flavour) for flavour in limited)
