@@ -155,13 +155,19 @@ class Reference:
             return "promised" if self._is_promised(job) else ""
         if self.obstacles[job]:
             return self.obstacles[job]
+        most = 2**31
         while (owner := self._owner_before(job)) != NONE:
+            own = len(self._sizes(job)) > 1 and self._with_sizes(job, lambda: self._has_own_quota(job))
+            if own and self._may_start(owner):
+                most = self.size[job]
+                break
+            self.size[job] = self._sizes(job)[-1]
             if job not in self.put_off and self._pool(owner) in self.full and self._may_start(owner):
                 self.put_off.add(job)
                 return "room"
             self._serve_early(owner)
         yields = False
-        if not self._with_sizes(job, lambda: self._has_quota(job)):
+        if not self._with_sizes(job, lambda: self._has_quota(job), most):
             if not self._has_quota_in_passing(job):
                 return self._without_quota(job, charge)
             yields = True
@@ -228,11 +234,17 @@ class Reference:
                 return NONE
         return NONE
 
+    def _has_own_quota(self, job: int) -> bool:
+        """Quota of its queue's own."""
+        return self._within(self.promised, job) and self._has_quota(job)
+
     def _may_start(self, owner: int) -> bool:
         """Whether it has quota and room, for whomever that is kept."""
         has_quota = self._with_sizes(owner, lambda: self._has_quota(owner)) or self._has_quota_in_passing(owner)
         free = slots(self.world, owner, self.free)
-        return has_quota and self._with_sizes(owner, lambda: self._fits(owner, free), self.size[owner])
+        fits = self._with_sizes(owner, lambda: self._fits(owner, free), self.size[owner])
+        self.size[owner] = self._sizes(owner)[-1]
+        return has_quota and fits
 
     def _serve_early(self, owner: int) -> None:
         """As at its own place in the order, but that it keeps nothing from others if it cannot start."""

@@ -198,3 +198,20 @@ def test_a_borrower_that_was_put_off_for_an_owner_starts_where_there_is_room_bes
     world.submit(Live(Job("other", gpus=4, queue="others")))
     made = plan(world.snapshot())
     assert {each.uid: each.yields for each in made.admissions} == {"other": False, "borrows": True}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "owns", "starts"),
+    [(8, 1, {"first": 1}), (16, 1, {"first": 1, "later": 1}), (16, 2, {"first": 1}), (16, 3, {"first": 2})],
+)
+def test_a_gang_that_need_not_borrow_starts_before_owners_that_rank_behind_it(
+    gpus: int, owns: int, starts: dict[str, int]
+) -> None:
+    """It would like two workers, for which its queue would borrow, and may start with one. It has both only where the
+    other job has no room."""
+    queues = [Queue("mine", gpus=8, cohort=0), Queue("owner", gpus=24, cohort=0), Queue("idle", gpus=16, cohort=0)]
+    world = Operating({"a": Node("a", gpus=gpus), "b": Node("b", gpus=4)}, {queue.name: queue for queue in queues})
+    world.submit(Live(Job("first", workers=2, queue="mine", priority=1), least=1))
+    world.submit(Live(Job("later", workers=owns, queue="owner")))
+    made = plan(world.snapshot())
+    assert {each.uid: len(each.nodes) for each in made.admissions} == starts

@@ -4,6 +4,9 @@ Before a job that borrows, the owners have their turn (`muster.scheduling.owners
 keeps none: it becomes a head at its own place. So where another owner behind it would start on room that it waits for,
 the borrower is put off until all others have had their turn, and that one is judged as it is behind any head. Or others
 would pass an owner for as long as a borrower waits ahead of it.
+
+A gang of several sizes that would borrow for the larger ones alone does not: where an owner would start before it, it
+starts with what its queue has by itself, at its own place.
 """
 
 from __future__ import annotations
@@ -60,6 +63,9 @@ class Deciding:
             owner = starting.owner_before(job)
             if owner is None:
                 decided = starting.start(job)
+                break
+            if starting.has_own(job) and starting.may_start(owner):
+                decided = starting.start(job, own=True)
                 break
             if job not in self.put_off and starting.home(owner) in self.full and starting.may_start(owner):
                 self.put_off[job] = frozenset(order.passed)

@@ -87,15 +87,21 @@ class Starting:
             if verdict.fate is Fate.NODES_AWAY and self._never(job):
                 self.obstacles[job] = Verdict(job, Fate.NEVER)  # nodes that come back would change nothing
 
-    def start(self, job: int) -> Admission | Verdict:
-        """Admit the job if quota and room allow it now. It must be none of `obstacles`, nor known to lack quota."""
+    def start(self, job: int, *, own: bool = False) -> Admission | Verdict:
+        """Admit the job if quota and room allow it now. It must be none of `obstacles`, nor known to lack quota.
+
+        Args:
+            own: with no more workers than for which it need not borrow: see `has_own`.
+        """
         round_ = self._round
         queue, kind = round_.queue_of[job], round_.kinds.of[job]
         first = self._first_choice.get((queue, kind), 0)
         fate, common, none = _QUOTA, True, True
         for choice in self._hopes[kind].choices:
             size, passing = self._largest_with_quota(job, kind, choice), False
-            if size == 0:
+            if own:
+                size = self._largest_within(job, kind, choice)
+            elif size == 0:
                 size, passing = self._largest_in_passing(job, kind, choice), True
             if size == 0:
                 continue
@@ -108,7 +114,7 @@ class Starting:
             if admission is not None:
                 return admission
             common = common and (kind, choice) in self._no_room
-        if none:  # what one has no room for in passing, one that takes less time may have
+        if none and not own:  # what one has no room for in passing, one that takes less time may have
             self._no_quota.add((queue, kind))
         return Verdict(job, fate, first, common)
 
@@ -157,6 +163,23 @@ class Starting:
             if size and self._largest_with_room(kind, choice, size, spare=False):
                 return True
         return False
+
+    def has_own(self, job: int) -> bool:
+        """Whether a gang of several sizes would borrow, but need not, for it may start with fewer workers."""
+        kind = self._round.kinds.of[job]
+        if len(self._round.kinds.kinds[kind].sizes) == 1:
+            return False
+        return any(self._largest_within(job, kind, choice) for choice in self._hopes[kind].choices)
+
+    def _largest_within(self, job: int, kind: int, choice: int) -> int:
+        """The largest of its sizes for which there is quota and that its queue has by itself, or 0."""
+        round_, it = self._round, self._round.kinds.kinds[kind]
+        most = self._largest_with_quota(job, kind, choice)
+        limited = round_.used.limited(round_.queue_of[job], it.choices[choice].flavour)
+        for size in it.sizes:
+            if size <= most and round_.within(job, choice, round_.kinds.limited_need(kind, choice, size, limited)):
+                return size
+        return 0
 
     def turned_down(self, verdict: Verdict) -> None:
         """An owner that had its turn before a borrower waits on."""
