@@ -36,6 +36,12 @@ def parse_uri(text: str) -> CheckpointUri:
     """Raises ValueError that says what is wrong with `text` and what a right one looks like."""
     if text.startswith("file:///"):
         return CheckpointUri("file", "", text.removeprefix("file://").rstrip("/"))
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        shown = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        raise ValueError(
+            f"{shown!r} is not a checkpoint uri as this process reads it: it is not in UTF-8, or the process does not "
+            "take what it is given for UTF-8; start it with PYTHONUTF8=1, or with a locale such as LC_ALL=C.UTF-8"
+        )
     if not re.fullmatch(_S3_PLACE, text):
         rules = (
             ": buckets have 3 to 63 of a-z, 0-9, '.' and '-', and prefixes no space, ? or #, no '//', and no folder "

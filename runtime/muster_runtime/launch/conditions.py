@@ -107,8 +107,10 @@ def _race(objects: Objects, key: str, tag: str | None) -> Found:
             return False
         return True
 
-    with ThreadPoolExecutor(2, thread_name_prefix="storage preflight") as both:
-        said = list(both.map(write, contents))
+    with ThreadPoolExecutor(1, thread_name_prefix="storage preflight") as beside:
+        # Where the container has no more threads, this fails before anybody waits for the other.
+        other = beside.submit(write, contents[1])
+        said = [write(contents[0]), other.result()]
     won = [content for content, done in zip(contents, said, strict=True) if done]
     if len(won) == 2:
         raise NotKept(f"it took both of two writes at once {_on(tag)}, where the second has to be refused")

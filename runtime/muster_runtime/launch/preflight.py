@@ -9,6 +9,7 @@ import contextlib
 import secrets
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final
@@ -73,7 +74,11 @@ def start(uri: CheckpointUri, start_from: str, trouble: Callable[[str], None]) -
             done.set_exception(Over(found.facts()))
 
     def work() -> None:
-        found = check_patiently(uri, lambda text: _tell(loop, trouble, text), start_from=start_from)
+        try:
+            found = check_patiently(uri, lambda text: _tell(loop, trouble, text), start_from=start_from)
+        except Exception as error:  # noqa: BLE001 - the gang waits for the answer, whatever it is
+            traceback.print_exc()
+            found = Trouble(Kind.OTHER, f"the look at the checkpoint's storage failed by itself: {error!r}")
         _tell(loop, finish, found)
 
     threading.Thread(target=work, daemon=True, name="storage preflight").start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import threading
@@ -15,13 +16,15 @@ from made_store import MadeStore, served
 from proxy import Act, Proxy, drop, drop_answer, duplicate, error, forward
 
 from muster_protocol import launcher_api as api
-from muster_protocol.exits import EXIT_CONFIG, Cause
+from muster_protocol.exits import EXIT_CONFIG, Cause, ExitFacts
 from muster_protocol.launcher_status import Phase
 from muster_protocol.messages import Stop, StopReason
 from muster_protocol.storage_errors import Kind
 from muster_protocol.uris import parse_uri
 from muster_protocol.wire import encode
+from muster_runtime.launch import preflight
 from muster_runtime.launch.preflight import Trouble, check, check_patiently
+from muster_runtime.launch.state import Over
 
 pytestmark = pytest.mark.runtime
 
@@ -351,3 +354,37 @@ def test_an_unreachable_server_shows_in_the_status_and_a_stop_ends_the_wait(
 def test_good_storage_lets_the_gang_go(s3_server: Any, make_gang: MakeGang) -> None:
     gang = make_gang(2, **s3_server.environment(MUSTER_CHECKPOINT_URI="s3://models/run"))
     assert [pod.end().cause for pod in gang.all(["true"])] == [Cause.SUCCEEDED] * 2
+
+
+async def _looked(uri: str) -> ExitFacts:
+    """How a launcher ends that looks there."""
+    with pytest.raises(Over) as over:
+        await asyncio.wait_for(preflight.start(parse_uri(uri), "", lambda _: None), 20)
+    return over.value.facts
+
+
+def test_an_error_that_nobody_has_foreseen_ends_the_wait_for_the_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("unforeseen")
+
+    monkeypatch.setattr(preflight, "check", fail)
+    facts = asyncio.run(_looked("s3://models/llama"))
+    assert facts.cause is Cause.INFRASTRUCTURE
+    assert "KeyError('unforeseen')" in facts.message
+
+
+def test_where_no_more_threads_can_be_started_nobody_waits_for_the_second_of_two_writes(
+    as_user: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, refused = threading.Thread.start, ""
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == refused:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    refused = "storage preflight_1"
+    check(parse_uri("s3://models/llama"))
+    refused = "storage preflight_0"
+    assert "can't start new thread" in asyncio.run(_looked("s3://models/llama")).message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
@@ -44,3 +45,11 @@ def test_a_slash_at_the_end_changes_no_step(place: str) -> None:
         assert parse_uri_at_step(f"{place}{end}")[1] is None
         with pytest.raises(ValueError, match="ends in @paper"):
             parse_uri_at_step(f"{place}@paper{end}")
+
+
+@pytest.mark.parametrize(
+    "read_as", [os.fsdecode(b"s3://models/\xf6"), "s3://models/größe".encode().decode("ascii", "surrogateescape")]
+)
+def test_bytes_that_were_not_read_as_text_are_told_before_s3_is_asked(read_as: str) -> None:
+    with pytest.raises(ValueError, match="PYTHONUTF8=1"):
+        parse_uri_of_run(read_as)
