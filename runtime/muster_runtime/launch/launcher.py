@@ -100,7 +100,17 @@ class Launcher:
         self._signalled = False
 
     async def run(self) -> ExitFacts:
-        """Runs the gang's part on this pod; always returns, with the termination message written."""
+        """Runs the gang's part on this pod; returns with the termination message written. A launcher that fails itself
+        leaves nothing behind either."""
+        try:
+            return await self._run()
+        except BaseException:
+            self._ranks.end_groups()
+            raise
+        finally:
+            self._leave_folder()
+
+    async def _run(self) -> ExitFacts:
         adopt_orphans()
         self._listen_to_signals()
         config = self._config
@@ -136,7 +146,6 @@ class Launcher:
         await server.close(patience=1.0)
         self._ranks.end_groups()
         await asyncio.get_running_loop().run_in_executor(None, self._ranks.drain)
-        self._leave_folder()
         return facts
 
     # ------------------------------------------------------------------------------------------------------------ parts

@@ -25,7 +25,8 @@ class Sink:
         self._lock = threading.Lock()
 
     def write(self, data: bytes) -> None:
-        """Waits when the reader of the log is slow, and so in the end the rank does. Drops when nobody reads."""
+        """Waits when the reader of the log is slow, and so in the end the rank does. Drops what can't be written: when
+        nobody reads, or while the disk is full."""
         with self._lock:
             view = memoryview(data)
             while view:

@@ -87,8 +87,8 @@ class Ranks:
                 process = _spawn(command, environment, descriptors)
             except OSError as error:
                 self.signal(signal.SIGKILL)
-                if error.errno in (errno.EAGAIN, errno.ENOMEM):
-                    raise _no_room(f"process for rank {rank}", os.strerror(error.errno)) from error
+                if error.errno in _FULL:
+                    raise _no_room(f"process for rank {rank}", error) from error
                 raise CommandError(_cannot_execute(command, environment, error)) from error
             self._by_pid[process.pid] = started = Rank(rank, process)
             self.all.append(started)
@@ -97,13 +97,13 @@ class Ranks:
             label = f"[rank {started.rank}] ".encode() if prefix else b""
             for pipe, sink in ((started.process.stdout, out), (started.process.stderr, err)):
                 assert pipe is not None
-                pump = Pump(os.dup(pipe.fileno()), sink, label)
-                pipe.close()
                 try:
+                    pump = Pump(os.dup(pipe.fileno()), sink, label)
+                    pipe.close()
                     pump.start()
-                except RuntimeError as error:
+                except (OSError, RuntimeError) as error:
                     self.signal(signal.SIGKILL)
-                    raise _no_room(f"thread for the output of rank {started.rank}", str(error)) from error
+                    raise _no_room(f"thread for the output of rank {started.rank}", error) from error
                 started.pumps.append(pump)
 
     def reap(self) -> None:
@@ -180,9 +180,21 @@ class Ranks:
         return left
 
 
-def _no_room(what: str, why: str) -> NoRoomError:
-    told = f"{why}: its pod or node has reached its limit of processes, or is out of memory"
-    return NoRoomError(f"no {what} can be started ({told})")
+_CROWDED: Final = "its pod or node has reached its limit of processes, or is out of memory"
+_FULL: Final = {
+    errno.EAGAIN: _CROWDED,
+    errno.ENOMEM: _CROWDED,
+    errno.EMFILE: "the launcher has reached its limit; raise that of what starts it (ulimit -n)",
+    errno.ENFILE: "its node has reached its limit (fs.file-max)",
+}
+"""What there is no room for, by the error's number."""
+
+
+def _no_room(what: str, error: OSError | RuntimeError) -> NoRoomError:
+    why, full = str(error), _CROWDED
+    if isinstance(error, OSError) and error.errno:
+        why, full = os.strerror(error.errno), _FULL.get(error.errno, _CROWDED)
+    return NoRoomError(f"no {what} can be started ({why}: {full})")
 
 
 def _spawn(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import queue
 import re
-import sys
 import threading
 from pathlib import Path
 from typing import Final
 
 from muster_protocol import exits
 from muster_protocol.exits import ExitFacts
+from muster_runtime.launch.logs import Sink
 
 _OOM_FILES: Final = (
     Path("/sys/fs/cgroup/memory.events"),
@@ -62,10 +62,9 @@ def _start_teller() -> None:
 
 
 def _tell() -> None:
-    with contextlib.suppress(OSError, ValueError):  # nobody reads the log any more
-        for line in iter(_lines.get, None):
-            sys.stderr.write(line)
-            sys.stderr.flush()
+    log = Sink(2)
+    for line in iter(_lines.get, None):
+        log.write(line.encode(errors="backslashreplace"))
 
 
 def oom_kills(files: tuple[Path, ...] = _OOM_FILES) -> int:

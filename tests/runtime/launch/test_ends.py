@@ -7,8 +7,10 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,15 +154,23 @@ def test_a_command_that_cant_be_executed_is_a_configuration_error(
     assert told in facts.message
 
 
-@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM])
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (errno.EAGAIN, "limit of processes"),
+        (errno.ENOMEM, "limit of processes"),
+        (errno.EMFILE, "Too many open files.*ulimit -n"),
+        (errno.ENFILE, "fs.file-max"),
+    ],
+)
 def test_a_machine_without_room_for_a_process_is_not_the_commands_fault(
-    monkeypatch: pytest.MonkeyPatch, number: int
+    monkeypatch: pytest.MonkeyPatch, number: int, told: str
 ) -> None:
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(ranks, "_spawn", refuse)
-    with pytest.raises(ranks.NoRoomError, match=r"no process for rank 3 can be started .*limit of processes"):
+    with pytest.raises(ranks.NoRoomError, match=rf"no process for rank 3 can be started .*{told}"):
         ranks.Ranks(lambda: None).start(["python"], [(3, {}, ())], prefix=False)
 
 
@@ -173,6 +183,52 @@ def test_a_machine_without_room_for_a_thread_leaves_no_rank_behind(monkeypatch: 
     with pytest.raises(ranks.NoRoomError, match=r"no thread for the output of rank 3 .*limit of processes"):
         started.start(["sleep", "600"], [(3, os.environ, ())], prefix=False)
     assert started.all[0].process.wait(10) == -signal.SIGKILL
+
+
+def test_a_launcher_without_a_descriptor_for_the_output_leaves_no_rank_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    started = ranks.Ranks(lambda: None)
+    monkeypatch.setattr("muster_runtime.launch.ranks.os.dup", refuse)
+    with pytest.raises(ranks.NoRoomError, match=r"the output of rank 3 can be started .*ulimit -n"):
+        started.start(["sleep", "600"], [(3, os.environ, ())], prefix=False)
+    assert started.all[0].process.wait(10) == -signal.SIGKILL
+
+
+FAILS_ITSELF = """
+import os, pathlib
+from muster_runtime.launch import command
+from muster_runtime.launch.launcher import Launcher
+async def fail(launcher):
+    while not pathlib.Path("begun").exists(): await launcher._state.wait(0.02)
+    raise KeyError("unforeseen")
+Launcher._watch = fail
+command.run(lambda: False)
+"""
+
+
+def test_a_launcher_that_fails_itself_leaves_neither_its_folder_nor_what_ranks_have_started(
+    make_gang: MakeGang,
+) -> None:
+    gang = make_gang(1)
+    root = gang.runs / "alone"
+    root.mkdir()
+    shell = ["sh", "-c", "sleep 600 & echo $! > pid; mv pid begun; wait"]
+    done = subprocess.run(
+        [sys.executable, "-c", FAILS_ITSELF, "--", *shell],
+        cwd=gang.folder,
+        env={**os.environ, "MUSTER_RUN_ROOT": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == EXIT_INFRASTRUCTURE
+    assert "the launcher failed: KeyError('unforeseen')" in done.stderr
+    assert not list(root.iterdir())
+    pid = int((gang.folder / "begun").read_text())
+    gang.eventually(lambda: not Path(f"/proc/{pid}").exists(), "what the rank had started ends")
 
 
 def test_a_command_missing_on_one_pod_ends_the_gang(make_gang: MakeGang) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import subprocess
+import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -69,6 +73,51 @@ def test_the_late_end_of_a_line_that_is_shown_already_makes_no_empty_one(
     rank.say("\n\nnext\n")
     rank.end()
     assert rank.log == "[rank 3] half\n[rank 3] \n[rank 3] next\n"
+
+
+# Its log is full at first.
+TELLS = """
+import os, time
+from muster_runtime.launch import termination
+log = os.dup(2)
+os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+termination.say("lost")
+termination.say("perhaps lost")
+until = time.monotonic() + 20
+while not termination._lines.empty() and time.monotonic() < until: time.sleep(0.01)  # then the first was tried
+os.dup2(log, 2)
+termination.say("told")
+termination.flush(20)
+"""
+
+
+def test_after_a_line_that_could_not_be_written_the_launcher_tells_the_next() -> None:
+    done = subprocess.run([sys.executable, "-c", TELLS], capture_output=True, text=True, timeout=90, check=True)
+    assert done.stderr.splitlines()[-1:] == ["[muster] told"]
+    assert "[muster] lost" not in done.stderr
+
+
+def test_the_launcher_waits_for_who_reads_its_log_slowly_also_where_writes_do_not_block() -> None:
+    """As a terminal, or another process that has the same stream, may have made it."""
+    lines = 2000
+    script = (
+        "import os\n"
+        "from muster_runtime.launch import termination\n"
+        "os.set_blocking(2, False)\n"
+        f"for number in range({lines}): termination.say(str(number))\n"
+        "termination.flush(60)\n"
+    )
+    ours, theirs = os.pipe()
+    with open(ours) as log:
+        fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, 4096)
+        with subprocess.Popen([sys.executable, "-c", script], stderr=theirs):
+            os.close(theirs)
+            eventually(lambda: _unread(ours) > 4000)
+            assert list(log) == [f"[muster] {number}\n" for number in range(lines)]
+
+
+def _unread(pipe: int) -> int:
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def eventually(holds: Callable[[], bool]) -> None:
