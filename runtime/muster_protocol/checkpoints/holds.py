@@ -85,6 +85,7 @@ class held:  # noqa: N801 - used like a function: `with held(...)`
         self._id = f"{int(time.time())}-{secrets.token_hex(4)}"
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
+        self._holds = False
 
     def __enter__(self) -> None:
         try:
@@ -94,8 +95,17 @@ class held:  # noqa: N801 - used like a function: `with held(...)`
                 raise
             self._warn(f"reading without a hold, so a prune at the same time may delete what is read: {error}")
             return
-        self._thread = threading.Thread(target=self._keep_renewing, name="muster-hold", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._keep_renewing, name="muster-hold", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._warn(
+                f"reading under a hold that ends in {self._seconds / 60:.0f} minutes, as it can't be renewed: {error}; "
+                "the pod or machine has reached its limit of threads, or is out of memory"
+            )
+        else:
+            self._thread = thread
+        self._holds = True
         try:
             if self._manifest_key:
                 _refuse_if_doomed(self._store, self._manifest_key)
@@ -116,10 +126,11 @@ class held:  # noqa: N801 - used like a function: `with held(...)`
                 self._renew()
 
     def _let_go(self) -> None:
-        if self._thread is None:
+        if not self._holds:
             return
         self._over.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         with contextlib.suppress(StorageError):  # it expires by itself
             self._store.delete([key_of(self._id)])
 

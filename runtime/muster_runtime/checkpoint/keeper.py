@@ -103,7 +103,7 @@ class Keeper:
         if self._tier is None:
             return None
         if self._gang.leads:
-            self._claiming = in_background(self._next_epoch)
+            self._claiming = in_background(self._next_epoch, or_now=True)
         return newest(self._tier, self._gang)
 
     def claim(self, kept: Kept | None = None) -> tuple[Latest, bool]:
@@ -319,7 +319,16 @@ class Keeper:
             if not self._pruning.done():
                 return
             self._pruning.result()
-        self._pruning = in_background(self._prune)
+        self._begin_pruning(self._prune)
+
+    def _begin_pruning(self, work: Callable[[], None]) -> bool:
+        """Whether `work` goes on now beside the training; else that is told."""
+        begun = in_background(work)
+        if begun.done() and isinstance(error := begun.exception(), StorageError):
+            self._warn(f"old checkpoints are neither counted nor deleted before the next save: {error}")
+            return False
+        self._pruning = begun
+        return True
 
     def _prune(self) -> None:
         """Deletes what retention doesn't keep. In a thread that mostly waits for the store, beside the training."""
@@ -345,8 +354,7 @@ class Keeper:
         if self._pruning is not None and not self._pruning.done():
             self._recount = True  # whether this save was in it isn't known
         elif self._stored is None or self._recount:
-            self._recount = False
-            self._pruning = in_background(self._look_up)
+            self._recount = not self._begin_pruning(self._look_up)
         else:
             self._count(self._stored + more)
 

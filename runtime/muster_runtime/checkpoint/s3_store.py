@@ -89,7 +89,10 @@ class _Link:
 
     def __init__(self, uri: CheckpointUri, memory: SharedMemory, *, answered: bool) -> None:
         self.answered, self.ended = answered, False
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise _not_started(error.strerror or str(error), full=False) from error
         numbers = (theirs.fileno(), memory.descriptor, os.getpid())
         command = [sys.executable, "-c", _BOOTSTRAP, *map(str, numbers), uri.bucket, uri.prefix]
         environment = _environment()
@@ -343,10 +346,15 @@ def _asked(extent: Extent) -> dict[str, Any]:
 
 def _not_started(why: str, *, full: bool) -> StorageError:
     told = f"the S3 process of this rank can't be started ({why})"
-    if full:
-        told += ": its pod or node has reached its limit of processes and threads, of which data loaders' workers take "
-        told += "many, or is out of memory"
-    return StorageError(Kind.OTHER.value, f"{told}. The next request tries again")
+    return StorageError(Kind.OTHER.value, f"{no_more(told) if full else told}. The next request tries again")
+
+
+def no_more(told: str) -> str:
+    """`told`, and why no more processes or threads can be started."""
+    return (
+        f"{told}: its pod or node has reached its limit of processes and threads, of which data loaders' workers take "
+        "many, or is out of memory"
+    )
 
 
 def _environment() -> dict[str, str]:

@@ -127,6 +127,13 @@ class Flight:
         return self.files.done() and self.judged.done() and self.sealed.done()
 
     @property
+    def stays(self) -> bool:
+        """Whether this rank's part stays in memory, once that is known."""
+        if isinstance(self.sealed.exception(), StorageError):  # nobody could be set to it
+            return False
+        return self.sealed.result()
+
+    @property
     def error(self) -> BaseException | None:
         """Why this rank's part failed, once it is `written`."""
         torn = self.judged.result()
@@ -151,7 +158,7 @@ class Saver:
         return Word(
             busy=commits or not flight.written,
             failed=flight.written and flight.error is not None,
-            unsealed=not (flight.sealed.done() and flight.sealed.result()),
+            unsealed=not (flight.sealed.done() and flight.stays),
         )
 
     def begin(self, heading: Heading, table: TensorTable, late: Collection[str] = ()) -> None:

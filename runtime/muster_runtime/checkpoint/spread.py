@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Final, TypeVar
 
 import torch
@@ -38,7 +39,10 @@ def spread(work: Callable[[T], U], items: Iterable[T], *, width: int = 1) -> lis
         work_off()
         return done
     with ThreadPoolExecutor(count - 1, thread_name_prefix="muster-memory") as pool:
-        others = [pool.submit(work_off) for _ in range(count - 1)]
+        others: list[Future[None]] = []
+        with suppress(RuntimeError):  # the container may have no more threads: then there are fewer at it
+            for _ in range(count - 1):
+                others.append(pool.submit(work_off))  # noqa: PERF401 - those before the one that fails count
         work_off()
         for other in others:
             other.result()

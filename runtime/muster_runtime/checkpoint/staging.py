@@ -50,7 +50,9 @@ class Staging:
         self._queues = [_Queue(device, _on(device, now), _on(device, late)) for device in devices]
         copy([move for move in now if not move[1].is_cuda])
         by_thread = [move for move in late if not move[1].is_cuda]
-        self._thread: Future[None] | None = in_background(lambda: _move(by_thread)) if by_thread else None
+        self._thread: Future[None] | None = None
+        if by_thread:
+            self._thread = in_background(lambda: _move(by_thread), or_now=True)
 
     def before_update(self) -> None:
         """An optimizer is about to change what it has: waits for the copies, or lets the computing streams wait."""

@@ -15,13 +15,14 @@ from typing import Final, Protocol, TypeVar
 from muster_protocol.checkpoints.checks import named
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.manifest import ShardFile
+from muster_protocol.storage_errors import Kind
 from muster_runtime.checkpoint.crc import crc32
 from muster_runtime.checkpoint.extents import Extent
 from muster_runtime.checkpoint.layout import raw_bytes
 from muster_runtime.checkpoint.memory import SharedMemory
-from muster_runtime.checkpoint.s3_store import Landed, Outgoing, S3Store
+from muster_runtime.checkpoint.s3_store import Landed, Outgoing, S3Store, no_more
 from muster_runtime.checkpoint.sums import sums
-from muster_runtime.errors import CorruptCheckpointError
+from muster_runtime.errors import CorruptCheckpointError, StorageError
 
 PIECES_WANTED: Final = 16
 """Of a rank's bytes: enough for all connections to end at about the same time; each costs a request, of which botocore
@@ -71,9 +72,13 @@ def transfers(store: Store, memory: SharedMemory | None = None) -> Transfers:
     return S3Transfers(store) if isinstance(store, S3Store) else FileTransfers(store, memory)
 
 
-def in_background(work: Callable[[], T]) -> Future[T]:
+def in_background(work: Callable[[], T], *, or_now: bool = False) -> Future[T]:
     """Does `work` in a thread that doesn't keep the process from ending. For what leaves the interpreter alone, as it
-    waits or copies memory."""
+    waits or copies memory.
+
+    Where no thread can be started that is a StorageError, as if the store had failed; `or_now`: the work is done before
+    this returns.
+    """
     result: Future[T] = Future()
 
     def run() -> None:
@@ -82,7 +87,13 @@ def in_background(work: Callable[[], T]) -> Future[T]:
         except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
             result.set_exception(error)
 
-    threading.Thread(target=run, daemon=True, name="muster-checkpoint").start()
+    try:
+        threading.Thread(target=run, daemon=True, name="muster-checkpoint").start()
+    except RuntimeError as error:
+        if or_now:
+            run()
+        else:
+            result.set_exception(StorageError(Kind.OTHER.value, no_more(f"no thread can be started ({error})")))
     return result
 
 
