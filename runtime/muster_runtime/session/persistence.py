@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain, repeat
 from typing import Any, Final
 
 import torch
@@ -40,8 +42,8 @@ from muster_runtime.session.restoration import Restoration
 from muster_runtime.session.settings import Settings
 from muster_runtime.session.tracking import Tracked, capture
 
-_TRIES_AT_THE_END: Final = 4
-_PAUSE_SECONDS: Final = 2.0
+_PAUSES: Final = (2.0, 4.0, 8.0)
+"""Seconds between the tries of a run's last save, the last of them again and again."""
 _LEFT_OUT: Final = ("numerics", "over", "asked", "parameters")
 """Of a `RunState`, where there is nothing to say."""
 _MEMORY: Final = "the memory of its pods"
@@ -226,7 +228,8 @@ class Persistence:
                 after each step of the training. Their state may then be copied beside the next one.
         """
         if self._settings.blocking_saves:
-            self._save_now(objects, run, record, metrics, finished=False, tries=1)
+            self._begin(objects, run, record, metrics, finished=False)
+            self._wait(must=False)
         elif self._keeper.in_flight is not None:
             self._leave_out(run.step, self._keeper.in_flight)
         else:
@@ -250,11 +253,31 @@ class Persistence:
         return self._keeper.saver
 
     def save_now(
-        self, objects: list[Tracked], run: RunState, record: LossRecord, metrics: dict[str, float], *, finished: bool
+        self,
+        objects: list[Tracked],
+        run: RunState,
+        record: LossRecord,
+        metrics: dict[str, float],
+        *,
+        finished: bool,
+        deadline: Callable[[], float | None] = lambda: None,
+        lives: Callable[[], None] = lambda: None,
     ) -> None:
-        """Saves and commits, after the save in flight. StorageError when that doesn't succeed."""
+        """Saves and commits, after the save in flight. StorageError when that doesn't succeed.
+
+        What the store doesn't take is tried again until `deadline`, on the monotonic clock; None: for as long as saves
+        may be missed while the run trains, since all that was done after the last one would be lost. It is asked anew
+        each time, for a stop may come meanwhile. `lives` is called with each try.
+        """
         self._wait(must=False)
-        self._save_now(objects, run, record, metrics, finished=finished, tries=_TRIES_AT_THE_END)
+        began = time.monotonic()
+        for usual in chain(_PAUSES, repeat(_PAUSES[-1])):
+            lives()
+            pause = self._gang.on_leader(partial(_pause, usual, began, deadline))
+            self._begin(objects, run, record, metrics, finished=finished)
+            if self._wait(must=pause is None, more=pause is not None):
+                return
+            time.sleep(pause or 0.0)
 
     def settle(self) -> None:
         """Waits for the save in flight, whether it succeeds or not."""
@@ -274,24 +297,6 @@ class Persistence:
         if step is None:
             return
         self._land(step, lambda: self._keeper.advance(busy=writing, failed=failed, unsealed=unsealed))
-
-    def _save_now(
-        self,
-        objects: list[Tracked],
-        run: RunState,
-        record: LossRecord,
-        metrics: dict[str, float],
-        *,
-        finished: bool,
-        tries: int,
-    ) -> None:
-        for attempt in range(tries):
-            self._begin(objects, run, record, metrics, finished=finished)
-            more = attempt + 1 < tries
-            if self._wait(must=tries > 1 and not more, more=more):
-                return
-            if more:
-                time.sleep(_PAUSE_SECONDS * 2**attempt)
 
     def _begin(
         self,
@@ -351,7 +356,7 @@ class Persistence:
             self._again(_REFUSED_AGAIN_SECONDS)
         elif self._missed == 1:
             self._again(_AGAIN_SECONDS)
-        trouble = f"the checkpoint of step {step} was not saved: {error}"
+        trouble = f"the checkpoint of step {step} was not saved{', and is tried again' if more else ''}: {error}"
         self._warn(trouble)
         self._troubled(trouble)
 
@@ -412,6 +417,13 @@ class _Attempt:
         except (KeyError, TypeError) as error:
             raise StateError(f"{found.key} was written by another version of Muster: {error}") from error
         return Restored(run, finished, self._random, found.manifest.job)
+
+
+def _pause(usual: float, began: float, deadline: Callable[[], float | None]) -> float | None:
+    """Seconds from a try that fails to the next; None where there is no time for another."""
+    until = deadline()
+    left = (began + _MISSED_SECONDS if until is None else until) - time.monotonic()
+    return min(usual, max(left / 2, _PAUSES[0])) if left > _PAUSES[0] else None
 
 
 def _losses(kept: Kept) -> tuple[tuple[int, float], ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
@@ -42,6 +43,9 @@ from muster_runtime.telemetry.goodput import Part
 SEEN_STEPS: Final = 100
 """Steps in a row in which each optimizer's update was seen, after one without, until a save relies on the next one: a
 `GradScaler` leaves some out at first, and then seldom."""
+
+_SIGNALLED_SECONDS: Final = 20.0
+"""Who asks to stop by a signal alone doesn't tell how long it waits; Slurm does for 30 s where nobody has set it."""
 
 
 class Run:
@@ -86,17 +90,23 @@ class Run:
         self._norms = Norms(settings.rank, settings.world_size)
         self._samples = 0  # of the step that was done last, over the whole gang
         self._forwards: dict[tuple[int, int], int] = {}  # by optimizer and model, at the optimizer's last step
-        self._signalled = False
+        self._signalled: float | None = None  # when, on the monotonic clock
         self._steps_here = 0  # of this process
         self._asked: Asked = {}
         self.closed = False
 
     def should_stop(self) -> bool:
-        return self._signalled or self._control.stop_requested()
+        return self._signalled is not None or self._control.stop_requested()
 
     def signal_stop(self) -> None:
         """A signal asked this process to stop."""
-        self._signalled = True
+        self._signalled = self._signalled or time.monotonic()
+
+    def _save_until(self) -> float | None:
+        """Until when a last save is tried again, on the monotonic clock; None: there is no hurry."""
+        if self._control.stop_requested() or self._signalled is None:
+            return self._control.deadline()
+        return self._signalled + _SIGNALLED_SECONDS
 
     # ------------------------------------------------------------------ the loop's ends
 
@@ -156,7 +166,7 @@ class Run:
         if early:
             self._over = self._loops
         with self.pulse.during(Section.CHECKPOINT):
-            saved = self.saves.save_now(self.tracked, self._state(ended_early=early), finished=True)
+            saved = self._save_now(self._state(ended_early=early), finished=True)
         if saved:
             self.progress.log("the run is finished")
         self.leave_loop()
@@ -261,6 +271,12 @@ class Run:
         """`updates_seen`: every optimizer's update comes by `optimizer_steps`, one in each step or more."""
         with self.pulse.during(Section.CHECKPOINT):
             self.saves.save(self.tracked, self._state(), updates_seen=updates_seen)
+
+    def _save_now(self, state: RunState, *, finished: bool) -> bool:
+        def lives() -> None:
+            self.pulse.enter(Section.CHECKPOINT)
+
+        return self.saves.save_now(self.tracked, state, finished=finished, deadline=self._save_until, lives=lives)
 
     def optimizer_steps(self, optimizer: Optimizer, *, closure: bool = False) -> None:
         """Called before any optimizer's step. `closure`: it makes its gradients itself."""
@@ -409,7 +425,7 @@ class Run:
         if self.pulse.step < self.step:
             self.pulse.step_done(self.step)  # all that was done is kept
         self.pulse.enter(Section.CHECKPOINT)
-        if self.saves.save_now(self.tracked, self._state(), finished=False):
+        if self._save_now(self._state(), finished=False):
             self.progress.log(f"stopped after step {self.step}, as asked; the checkpoint is committed")
         else:
             self.progress.log(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -229,12 +230,21 @@ class Saves:
             self._schedule.saved(time.monotonic())
             self._tell()
 
-    def save_now(self, tracked: list[Tracked], run: RunState, *, finished: bool) -> bool:
-        """Saves, and waits until that is committed. False for a run without checkpoints."""
+    def save_now(
+        self,
+        tracked: list[Tracked],
+        run: RunState,
+        *,
+        finished: bool,
+        deadline: Callable[[], float | None],
+        lives: Callable[[], None],
+    ) -> bool:
+        """Saves, and waits until that is committed (`Persistence.save_now`). False for a run without checkpoints."""
         if self.persistence is None:
             return False
         losses = self._losses(self.persistence)
-        self.persistence.save_now(tracked, run, losses, self._progress.metrics(), finished=finished)
+        metrics = self._progress.metrics()
+        self.persistence.save_now(tracked, run, losses, metrics, finished=finished, deadline=deadline, lives=lives)
         return True
 
     def _losses(self, persistence: Persistence) -> LossRecord:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import zlib
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -102,7 +104,6 @@ class Persisting:
     """A session's persistence over an `AwayKeeper`, and what it told."""
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **more: str) -> None:
-        monkeypatch.setattr(persistence, "_PAUSE_SECONDS", 0.0)
         settings = read_settings(more, seed=1, strategy=None, checkpoint=f"file://{tmp_path}/run", every_steps=1)
         self.troubles: list[str] = []
         self.warnings: list[str] = []
@@ -125,8 +126,8 @@ class Persisting:
     def save(self, step: int) -> None:
         self.made.save([], run_at(step), LossRecord(1, 0, ()), {})
 
-    def save_now(self, step: int) -> None:
-        self.made.save_now([], run_at(step), LossRecord(1, 0, ()), {}, finished=True)
+    def save_now(self, step: int, deadline: Callable[[], float | None] = lambda: None) -> None:
+        self.made.save_now([], run_at(step), LossRecord(1, 0, ()), {}, finished=True, deadline=deadline)
 
     def boundary(self) -> None:
         self.made.heard(writing=False, failed=False, unsealed=True)
@@ -222,18 +223,72 @@ def test_a_save_while_one_is_in_flight_is_left_out_and_counted(tmp_path: Path, m
     assert run.landed == [1, 4]
 
 
-def test_the_last_save_waits_for_the_one_in_flight_and_is_tried_again(
+class Clock:
+    """Time that passes by sleeping alone; at `back` the server is there again."""
+
+    def __init__(self, keeper: AwayKeeper, back: float = math.inf) -> None:
+        self.now, self._keeper, self._back = 1000.0, keeper, 1000.0 + back
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self._keeper.away = self.now < self._back
+
+
+def test_the_last_save_waits_for_the_one_in_flight_and_for_a_store_that_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As long as saves may be missed in the loop: what was done since the last one would be lost."""
     run = Persisting(tmp_path, monkeypatch)
+    monkeypatch.setattr(persistence, "time", Clock(run.keeper, back=1200.0))
     run.save(1)
-    with pytest.raises(StorageError, match="the server is away"):
-        run.save_now(2)
-    assert run.keeper.saves == 1 + 4
+    run.save_now(2)
+    assert run.landed == [2]
+    assert run.keeper.saves < 200
+    assert run.troubles[-1].startswith("the checkpoint of step 2 was not saved, and is tried again: the server is away")
     run.keeper.away = False
     run.save(3)
     run.save_now(4)
-    assert run.landed == [3, 4]
+    assert run.landed == [2, 3, 4]
+
+
+def test_a_last_save_that_the_store_never_takes_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for error, seconds in ((StorageError("Network", "away"), 1800.0), (storage_error("AccessDenied", "denied"), 600.0)):
+        run = Persisting(tmp_path, monkeypatch)
+        run.keeper.error, clock = error, Clock(run.keeper)
+        monkeypatch.setattr(persistence, "time", clock)
+        with pytest.raises(StorageError, match=str(error)):
+            run.save_now(2)
+        assert seconds - 10 < clock.now - 1000 < seconds + 10
+
+
+@pytest.mark.parametrize("back", [5.0, 18.0, 21.0])
+def test_the_last_save_of_a_stop_is_tried_until_its_grace_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back: float
+) -> None:
+    run = Persisting(tmp_path, monkeypatch)
+    clock = Clock(run.keeper, back)
+    monkeypatch.setattr(persistence, "time", clock)
+    if back < 20:
+        run.save_now(2, lambda: 1020.0)
+        assert run.landed == [2]
+    else:
+        with pytest.raises(StorageError, match="the server is away"):
+            run.save_now(2, lambda: 1020.0)
+    assert clock.now <= 1020.0
+
+
+def test_a_stop_that_comes_while_a_runs_end_waits_for_the_store_ends_the_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Persisting(tmp_path, monkeypatch)
+    clock = Clock(run.keeper)
+    monkeypatch.setattr(persistence, "time", clock)
+    with pytest.raises(StorageError, match="the server is away"):
+        run.save_now(2, lambda: 1130.0 if clock.now > 1100 else None)
+    assert 1120 < clock.now <= 1130
 
 
 def test_a_blocking_save_is_over_when_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
