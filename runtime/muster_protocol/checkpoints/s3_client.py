@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import time
 import zlib
 from datetime import datetime, timedelta, timezone
 from typing import Any, Final
@@ -102,13 +103,23 @@ class _Provider:
         found = botocore.session.get_session().get_credentials()
         if found is None or found.method not in _FILES:
             return found
-        return RefreshableCredentials.create_from_metadata(
-            _keys(),
+        keys = _keys()
+        return RefreshableCredentials(
+            keys["access_key"],
+            keys["secret_key"],
+            keys["token"],
+            datetime.fromisoformat(keys["expiry_time"]),
             _keys,
             found.method,
+            time_fetcher=_steady,
             advisory_timeout=_TRUSTED_SECONDS - _REREAD_SECONDS,
             mandatory_timeout=0,
         )
+
+
+def _steady() -> datetime:
+    """The time by a clock that nobody sets: after one of a wall was set back, keys would be read anew an hour late."""
+    return datetime.fromtimestamp(time.monotonic(), timezone.utc)
 
 
 def _keys() -> dict[str, Any]:
@@ -116,7 +127,7 @@ def _keys() -> dict[str, Any]:
     found = botocore.session.get_session().get_credentials()
     if found is None:
         raise botocore.exceptions.NoCredentialsError
-    until = datetime.now(timezone.utc) + timedelta(seconds=_TRUSTED_SECONDS)
+    until = _steady() + timedelta(seconds=_TRUSTED_SECONDS)
     return {
         "access_key": found.access_key,
         "secret_key": found.secret_key,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -283,6 +284,32 @@ def test_keys_that_are_rotated_in_their_file_are_taken_up(
         (tmp_path / "keys").write_text(content)
         with contextlib.nullcontext() if passes else pytest.raises(MusterError, match="is denied"):
             tool.put("rotated", b"hello")
+    tool.close()
+
+
+def test_a_clock_that_was_fast_when_keys_were_read_does_not_keep_new_ones_out(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As that of a machine that has just started, until it is set by the network's."""
+
+    class Fast(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:  # type: ignore[override]
+            return datetime.datetime.now(tz) + datetime.timedelta(days=1)
+
+    set_environment(monkeypatch, s3_server, AWS_SHARED_CREDENTIALS_FILE=str(tmp_path / "keys"))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(s3_client, "_REREAD_SECONDS", 0)
+    keys = f"[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
+    (tmp_path / "keys").write_text(keys)
+    tool = ToolStore(URI)
+    with monkeypatch.context() as fast:
+        fast.setattr(s3_client, "datetime", Fast)
+        tool.put("read", b"hello")
+    (tmp_path / "keys").write_text(keys.replace(ACCESS_KEY, "new"))
+    with pytest.raises(MusterError, match="is denied"):
+        tool.put("read", b"hello")
     tool.close()
 
 
