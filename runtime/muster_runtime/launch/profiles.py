@@ -36,9 +36,9 @@ _GZIP: Final = 31
 
 
 class Profiles:
-    """`clock` gives seconds since the epoch."""
+    """`clock` gives monotonic seconds."""
 
-    def __init__(self, config: Config, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
         self._config, self._clock = config, clock
         self._control: ControlWriter | None = None
         self._folder = Path()
@@ -69,11 +69,9 @@ class Profiles:
             return Refused(409, "no ranks run now; ask again when the job trains")
         if self._busy():
             return Refused(409, "a profile is under way already; wait until it is stored")
-        self._number, self._asked_at = self._number + 1, float(int(self._clock()))
-        self.state = Profiling(ProfilePhase.ASKED, asked_at=self._asked_at)
-        self._control.ask_profile(
-            Wish(self._number, wish.steps, bool(wish.everybody), bool(wish.memory), self._asked_at)
-        )
+        self._number, self._asked_at, at = self._number + 1, self._clock(), float(int(time.time()))
+        self.state = Profiling(ProfilePhase.ASKED, asked_at=at)
+        self._control.ask_profile(Wish(self._number, wish.steps, bool(wish.everybody), bool(wish.memory), at))
         return self.state
 
     def _busy(self) -> bool:

@@ -7,6 +7,7 @@ is started again.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import subprocess
 import sys
@@ -64,8 +65,7 @@ class Tracking:
         self._params: dict[str, str] = {}  # all that was told, for a process that is started again
         self._tags: dict[str, str] = {}
         self._lost = 0
-        self._again_at = 0.0
-        self._looked_at = 0.0
+        self._again_at = self._looked_at = -math.inf  # on the monotonic clock: the other may be set back by a day
         self._facts: Facts | None = None
         self._profile = ""
         self._step = 0
@@ -117,13 +117,13 @@ class Tracking:
         """Call it now and then."""
         if self._config.tracking is None or self._ended:
             return
-        now = self._clock()
+        now = time.monotonic()
         if profile.stored and profile.uri != self._profile:
             self._profile = profile.uri
             self._tell(tracked.of_profile(profile))
         if now - self._looked_at >= LOOK_SECONDS:
             self._looked_at = now
-            self._tell(tracked.of_machine(gpus, self._step, now))
+            self._tell(tracked.of_machine(gpus, self._step, self._clock()))
             self._use()
         if self._socket is None and now >= self._again_at:
             self._open(self._config.tracking)
@@ -241,7 +241,7 @@ class Tracking:
             self._socket.close()
             self._socket = None
         if why:
-            self._again_at = self._clock() + _AGAIN_SECONDS
+            self._again_at = time.monotonic() + _AGAIN_SECONDS
             self._lost += self._told.dropped
             self._told = Told(False, self._told.url, why)
             self._say()

@@ -359,6 +359,22 @@ def test_the_end_is_told_though_the_process_has_died(tmp_path: Path, monkeypatch
     assert log.read_text() == "FINISHED"
 
 
+def test_a_clock_that_is_set_back_keeps_a_process_that_died_from_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster_runtime.launch.tracking._AGAIN_SECONDS", 0.01)
+    starts, now = tmp_path / "starts", time.time()
+    environ = {**os.environ, env.TRACKING_URI: "python://mine:Mine"}
+    given = config.read(environ, ("python", "x.py"), 1)
+    tracking = Tracking(given, environ, lambda: now, command=("sh", "-c", f"echo >> {starts}"))
+    tracking.begin()
+    until = time.monotonic() + 30
+    while (not starts.exists() or len(starts.read_text()) < 3) and time.monotonic() < until:
+        now -= 3600
+        tracking.look((), Profiling())
+    assert len(starts.read_text()) >= 3
+
+
 def test_values_that_never_reached_the_launcher_count_as_dropped() -> None:
     environ = {env.TRACKING_URI: "http://127.0.0.1:9"}
     tracking = Tracking(config.read(environ, ("python", "x.py"), 1), environ)
