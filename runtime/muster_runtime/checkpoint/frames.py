@@ -16,6 +16,9 @@ _PREFIX: Final = struct.Struct("!IQ")
 
 _AHEAD: Final = 1 << 20
 
+EXIT_NO_THREADS: Final = 71
+"""EX_OSERR: how an S3 process ends that can start no threads."""
+
 Frame = tuple[dict[str, Any], bytearray]
 
 

@@ -52,7 +52,12 @@ from muster_protocol.errors import CorruptCheckpointError
 from muster_protocol.storage_errors import Kind, kind_of, sentence
 from muster_runtime.checkpoint.bodies import Content, lent, pieces_into, send_unsigned
 from muster_runtime.checkpoint.crc import crc32
-from muster_runtime.checkpoint.frames import receive_frame, receive_frame_and_descriptor, send_frame
+from muster_runtime.checkpoint.frames import (
+    EXIT_NO_THREADS,
+    receive_frame,
+    receive_frame_and_descriptor,
+    send_frame,
+)
 from muster_runtime.checkpoint.niceness import only_when_idle
 from muster_runtime.checkpoint.sums import Span, Sums, sums
 
@@ -299,10 +304,13 @@ def main(descriptor: int, memory: int, parent: int, bucket: str, prefix: str) ->
     # A stop signal goes to the whole process group; the rank still needs this process for its last save.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
-    with socket.socket(fileno=descriptor) as connection:
-        server = Server(connection, memory, bucket, prefix)
-        server.pool.submit(server.warm)
-        server.serve()
+    try:
+        threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
+        with socket.socket(fileno=descriptor) as connection:
+            server = Server(connection, memory, bucket, prefix)
+            server.pool.submit(server.warm)
+            server.serve()
+    except RuntimeError:  # of a thread that can't be started; requests have none to fail in
+        os._exit(EXIT_NO_THREADS)
     sys.stdout.flush()
     os._exit(0)  # requests under way have nobody left to answer to

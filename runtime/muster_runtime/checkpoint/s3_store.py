@@ -24,7 +24,7 @@ from muster_protocol.storage_errors import Kind
 from muster_protocol.uris import CheckpointUri
 from muster_runtime import vendored
 from muster_runtime.checkpoint.extents import Extent
-from muster_runtime.checkpoint.frames import receive_frame, send_frame
+from muster_runtime.checkpoint.frames import EXIT_NO_THREADS, receive_frame, send_frame
 from muster_runtime.checkpoint.lent import receive
 from muster_runtime.checkpoint.memory import SharedMemory
 from muster_runtime.checkpoint.sums import Span
@@ -154,6 +154,8 @@ class _Link:
                 "the S3 process of this rank was killed, probably for want of memory; raise the worker's memory "
                 "request and limit. The next request starts another"
             )
+        elif code == EXIT_NO_THREADS:
+            text = no_more("the S3 process of this rank can't start its threads") + ". The next request starts another"
         elif self.answered:
             text = (
                 f"the S3 process of this rank has ended (exit code {code}); its own message is above. "

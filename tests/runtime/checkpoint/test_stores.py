@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -349,6 +350,20 @@ def test_a_machine_without_room_for_another_s3_process_fails_what_needs_it_and_n
             store.upload(files).result(20)
     assert kind_of(error) == "Other"
     assert store.get("key") is not None
+    store.close()
+
+
+def test_an_s3_process_that_can_start_no_threads_is_not_told_as_one_without_boto3(s3_environment: S3Server) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (1 << 47, limits[1]))  # of each thread's stack: more than there can be
+    try:
+        store = S3Store(parse_uri("s3://models/crowded"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_STACK, limits)
+    with pytest.raises(StorageError, match=r"can't start its threads: .*limit of processes") as error:
+        store.put("key", b"content")
+    assert "boto3" not in str(error.value)
+    store.put("key", b"content")
     store.close()
 
 
