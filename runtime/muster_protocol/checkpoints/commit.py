@@ -129,6 +129,11 @@ def commit(
         if found is None or found.latest.epoch != held.latest.epoch:
             break
         held = found  # a write of ours that looked lost has arrived late; nobody else holds our epoch
+    if found is not None and _is_tool(held.latest):
+        raise StaleEpochError(
+            f"{store.uri} was claimed by {claimant(found.latest)} while {held.latest.owner} wrote there, so nothing of "
+            "that was committed; see what is there by `muster checkpoint ls`, or choose another prefix"
+        )
     if found is not None and _taken(held, found):
         raise _conflict(store, held, found, f"so the checkpoint of step {step} was not committed")
     if found is not None and _is_tool(found.latest):

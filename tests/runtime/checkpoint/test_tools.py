@@ -372,14 +372,15 @@ def test_a_copy_takes_no_run_from_a_job_that_comes_meanwhile(tmp_path: Path) -> 
     made.start()
     made.save(3)
     found = find_start(source, None)
-    moment = 0
+    moment, told = 0, set()
     while True:
         there = FileStore(parse_uri(f"file://{tmp_path}/target-{moment}"))
         job = MadeRun(there)
         target = WatchedStore(there, after={moment: job.start})
         try:
             copy(source, found, target)
-        except (StateError, PathConflictError):
+        except (StateError, StaleEpochError) as error:
+            told.add("claimed by a job" in str(error))
             job.save(9)
         if job.claim is None:
             break  # the copy was over before
@@ -388,6 +389,21 @@ def test_a_copy_takes_no_run_from_a_job_that_comes_meanwhile(tmp_path: Path) -> 
         assert claim.latest.owner == "job"
         moment += 1
     assert moment > 5
+    assert told == {True}
+
+
+def test_of_two_copies_to_one_place_the_later_is_committed_and_the_other_says_why(tmp_path: Path) -> None:
+    source, uri = FileStore(parse_uri(f"file://{tmp_path}/source")), f"file://{tmp_path}/target"
+    made = MadeRun(source)
+    made.start()
+    made.save(3)
+    found, there = find_start(source, None), FileStore(parse_uri(uri))
+    first = WatchedStore(there, after={4: lambda: copy(source, found, there)})
+    with pytest.raises(
+        StaleEpochError, match=f"{uri} was claimed by muster checkpoint cp while muster checkpoint cp wrote"
+    ):
+        copy(source, found, first)
+    assert "1 of 1 checkpoint is whole" in muster("verify", uri)
 
 
 @pytest.mark.parametrize("command", ["cp", "export"])
