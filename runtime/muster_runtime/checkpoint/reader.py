@@ -31,7 +31,7 @@ from muster_runtime.checkpoint.layout import raw_bytes
 from muster_runtime.checkpoint.node import gang_of, node, read_into, windows
 from muster_runtime.checkpoint.reads import Read, Saved, Sizes, reads, saved_tensor
 from muster_runtime.checkpoint.spread import copy_into
-from muster_runtime.checkpoint.transfers import PARTS_WANTED, Receive, Transfers, piece_bytes
+from muster_runtime.checkpoint.transfers import PARTS_WANTED, Receive, Transfers, no_thread, piece_bytes
 from muster_runtime.checkpoint.tree import TensorTable, local_boxes, local_part
 from muster_runtime.errors import CorruptCheckpointError, StateError, StorageError
 from muster_runtime.parallel.gang import Gang
@@ -222,7 +222,7 @@ class Reader:
                 slot = free.pop() if goes_on else None
                 wanted = _apart(wished, extent.size, slot)
                 wished.clear()
-                begin = partial(pool.submit, receive, extent, _parts(wanted, extent.size))
+                begin = partial(_begun, pool, receive, extent, _parts(wanted, extent.size))
                 under_way.append((begin, begin(), wanted, slot))
             while under_way:
                 land()
@@ -270,6 +270,13 @@ class Reader:
             time.sleep(_PAUSE_SECONDS * 2**attempt)
             task = again()
         raise AssertionError("unreachable")
+
+
+def _begun(pool: ThreadPoolExecutor, receive: Receive, extent: Extent, parts: Sequence[memoryview]) -> Task[None]:
+    try:
+        return pool.submit(receive, extent, parts)
+    except RuntimeError as error:
+        raise no_thread(error) from error
 
 
 def _pieces(found: list[tuple[int, Extent]], by_file: dict[int, list[Wanted]]) -> list[Piece]:

@@ -93,8 +93,13 @@ def in_background(work: Callable[[], T], *, or_now: bool = False) -> Future[T]:
         if or_now:
             run()
         else:
-            result.set_exception(StorageError(Kind.OTHER.value, no_more(f"no thread can be started ({error})")))
+            result.set_exception(no_thread(error))
     return result
+
+
+def no_thread(error: RuntimeError) -> StorageError:
+    """What Python says of a thread that it can't start, as if the store had failed."""
+    return StorageError(Kind.OTHER.value, no_more(f"no thread can be started ({error})"))
 
 
 class FileTransfers:

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from test_saver import restored
+from test_saver import keeper_of, restored
 
 from muster_protocol.checkpoints.commit import read_latest
 from muster_protocol.checkpoints.holds import held, read_holds
 from muster_protocol.checkpoints.retention import Retention
 from muster_protocol.checkpoints.store import Store
-from muster_runtime.checkpoint import spread, staging
+from muster_runtime.checkpoint import reader, spread, staging
 from muster_runtime.checkpoint.keeper import Keeper
 from muster_runtime.checkpoint.memory import SharedMemory
 from muster_runtime.checkpoint.tier import Tier
@@ -91,6 +91,19 @@ def test_saves_are_missed_as_long_as_no_thread_can_be_started_for_them(
     after = restored(opener(), table(0))
     assert all(after[name].equal(tensor) for name, tensor in table(10).items())
     assert all("neither counted nor deleted" in each for each in told)
+
+
+def test_a_restore_for_which_no_thread_can_be_started_is_not_the_scripts_fault(
+    opener: Callable[[], Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "_PAUSE_SECONDS", 0.0)
+    keeper = keeper_of(opener())
+    save(keeper, 1)
+    keeper.close()
+    again = keeper_of(opener())
+    with crowded(), pytest.raises(StorageError, match="limit of processes"):
+        again.restore(lambda _found, _reader: table(0))
+    again.close()
 
 
 def test_work_on_memory_is_done_by_the_threads_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
