@@ -20,6 +20,9 @@ _OOM_FILES: Final = (
 _OOM_KILLS: Final = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
+_LOG: Final = Sink(2)
+
+
 def write(path: Path | None, facts: ExitFacts) -> None:
     """Leaves `facts` where kubelet finds them. A file that can't be written is a warning: the exit code remains."""
     if path is None:
@@ -38,10 +41,16 @@ def clear(path: Path | None) -> None:
 
 
 def say(text: str, prefix: str = "") -> None:
-    """One line of the launcher's own on stderr, behind `prefix`. Never waits: whoever reads the log may be slow."""
+    """One line of the launcher's own on stderr, behind `prefix`. Never waits: whoever reads the log may be slow. But
+    where no thread can be started for that."""
+    line = f"{prefix}[muster] {text}\n"
     if _teller is None:
-        _start_teller()
-    _lines.put(f"{prefix}[muster] {text}\n")
+        try:
+            _start_teller()
+        except RuntimeError:
+            _write(line)
+            return
+    _lines.put(line)
 
 
 def flush(seconds: float) -> None:
@@ -57,14 +66,18 @@ _teller: threading.Thread | None = None
 
 def _start_teller() -> None:
     global _teller
-    _teller = threading.Thread(target=_tell, daemon=True, name="launcher's log")
-    _teller.start()
+    teller = threading.Thread(target=_tell, daemon=True, name="launcher's log")
+    teller.start()
+    _teller = teller
 
 
 def _tell() -> None:
-    log = Sink(2)
     for line in iter(_lines.get, None):
-        log.write(line.encode(errors="backslashreplace"))
+        _write(line)
+
+
+def _write(line: str) -> None:
+    _LOG.write(line.encode(errors="backslashreplace"))
 
 
 def oom_kills(files: tuple[Path, ...] = _OOM_FILES) -> int:

@@ -231,6 +231,24 @@ def test_a_launcher_that_fails_itself_leaves_neither_its_folder_nor_what_ranks_h
     gang.eventually(lambda: not Path(f"/proc/{pid}").exists(), "what the rank had started ends")
 
 
+STARTS_NO_THREADS = """
+import threading
+def refuse(_): raise RuntimeError("can't start new thread")
+threading.Thread.start = refuse
+from muster_runtime.launch import command
+command.run(lambda: False)
+"""
+
+
+def test_a_launcher_that_can_start_no_threads_still_tells_how_it_ends() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STARTS_NO_THREADS, "--", "true"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == EXIT_INFRASTRUCTURE
+    assert "index 0 of 1" in done.stderr
+    assert "can't start new thread" in done.stderr.splitlines()[-1]
+
+
 def test_a_command_missing_on_one_pod_ends_the_gang(make_gang: MakeGang) -> None:
     gang = make_gang(2)
     leader, follower = gang.pod(0, gang.script(PLAIN)), gang.pod(1, ["no-such-program"])
