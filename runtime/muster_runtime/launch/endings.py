@@ -17,7 +17,7 @@ from muster_runtime.launch.config import Config
 from muster_runtime.launch.follower import Follower
 from muster_runtime.launch.leader import Leader
 from muster_runtime.launch.progress import Progress
-from muster_runtime.launch.ranks import Rank, Ranks
+from muster_runtime.launch.ranks import Rank, Ranks, beside
 from muster_runtime.launch.spending import how_ended
 from muster_runtime.launch.standing import Standing
 from muster_runtime.launch.state import State
@@ -103,7 +103,7 @@ class Endings:
             failed = [rank for rank in self._ranks.all if rank.exit_code]
 
     async def _judge(self, rank: Rank) -> Failure:
-        await asyncio.get_running_loop().run_in_executor(None, rank.drain)
+        await beside(rank.drain)
         risen = termination.oom_kills() > self._oom_kills
         return verdict.failure(rank.rank, rank.exit_code or 0, rank.stderr_tail(), killed_for_memory=risen)
 

@@ -31,7 +31,7 @@ from muster_runtime.launch.metrics import Metrics
 from muster_runtime.launch.node_hours import NodeHours
 from muster_runtime.launch.profiles import Profiles
 from muster_runtime.launch.progress import Progress
-from muster_runtime.launch.ranks import CommandError, NoRoomError, Ranks, adopt_orphans, allow_open_files
+from muster_runtime.launch.ranks import CommandError, NoRoomError, Ranks, adopt_orphans, allow_open_files, beside
 from muster_runtime.launch.run_folder import RunFolder
 from muster_runtime.launch.spending import Spending
 from muster_runtime.launch.standing import Standing
@@ -145,7 +145,7 @@ class Launcher:
         await self._end_tracking(facts)
         await server.close(patience=1.0)
         self._ranks.end_groups()
-        await asyncio.get_running_loop().run_in_executor(None, self._ranks.drain)
+        await beside(self._ranks.drain)
         return facts
 
     # ------------------------------------------------------------------------------------------------------------ parts
@@ -204,7 +204,7 @@ class Launcher:
             raise Over(await self._ending.tell(_outlives(f"rank {self._ranks.running[0].rank}")))
         if left := await self._stopping.sweep(self._tracking.processes):
             raise Over(await self._ending.tell(_outlives(f"process {left[0]}, which a rank has left behind,")))
-        await asyncio.get_running_loop().run_in_executor(None, self._ranks.drain)
+        await beside(self._ranks.drain)
         self._hear()
         self._spending.end(self._ending.how())
         self._ranks.forget()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import errno
@@ -58,6 +59,16 @@ class Rank:
 
     def stderr_tail(self) -> list[str]:
         return self.pumps[1].tail() if self.pumps else []
+
+
+async def beside(work: Callable[[], None]) -> None:
+    """Does what may block for some seconds in a thread of its own; here, where none can be started."""
+    try:
+        done = asyncio.get_running_loop().run_in_executor(None, work)
+    except RuntimeError:
+        work()
+    else:
+        await done
 
 
 class Ranks:

@@ -232,21 +232,32 @@ def test_a_launcher_that_fails_itself_leaves_neither_its_folder_nor_what_ranks_h
 
 
 STARTS_NO_THREADS = """
-import threading
-def refuse(_): raise RuntimeError("can't start new thread")
-threading.Thread.start = refuse
+import sys, threading
+start, allowed = threading.Thread.start, sys.argv.pop(1).split(",")
+def only(thread):
+    if not any(thread.name.startswith(name) for name in allowed): raise RuntimeError("can't start new thread")
+    start(thread)
+threading.Thread.start = only
 from muster_runtime.launch import command
 command.run(lambda: False)
 """
 
 
-def test_a_launcher_that_can_start_no_threads_still_tells_how_it_ends() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", STARTS_NO_THREADS, "--", "true"], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == EXIT_INFRASTRUCTURE
-    assert "index 0 of 1" in done.stderr
-    assert "can't start new thread" in done.stderr.splitlines()[-1]
+@pytest.mark.parametrize(
+    ("allowed", "script", "code", "told"),
+    [
+        ("none", "true", EXIT_INFRASTRUCTURE, "no thread for the output of rank 0 can be started"),
+        ("launcher's log", "true", EXIT_INFRASTRUCTURE, "no thread for the output of rank 0 can be started"),
+        ("log ", "exit 3", EXIT_USER, "rank 0 exited with code 3"),
+    ],
+)
+def test_a_launcher_that_can_start_no_threads_still_tells_how_it_ends(
+    allowed: str, script: str, code: int, told: str
+) -> None:
+    command = [sys.executable, "-c", STARTS_NO_THREADS, allowed, "--", "sh", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done.stderr
+    assert told in done.stderr.splitlines()[-1]
 
 
 def test_a_command_missing_on_one_pod_ends_the_gang(make_gang: MakeGang) -> None:
