@@ -43,6 +43,7 @@ from muster.telling.wording import (
     seconds_left,
     short,
     silent,
+    size_kept,
     survived,
     tracked,
     unsound,
@@ -193,7 +194,9 @@ def _facts(scene: Scene) -> Table:
         head.add_row("Warnings", Text(warned(status.warnings, scene), "yellow"))
     if status.sizes:
         head.add_row("Size", _size(scene))
-    if fewer := below(scene):
+    if kept := size_kept(scene):
+        head.add_row("Size kept", Text(kept, "yellow"))
+    elif fewer := below(scene):
         head.add_row("Not larger", Text(fewer, "yellow"))
     if status.preemptions:
         times = counted(status.preemptions, "time")

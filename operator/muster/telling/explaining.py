@@ -23,6 +23,7 @@ from muster.telling.wording import (
     before_the_first_step,
     below,
     silent,
+    size_kept,
     survived,
     tracked,
     used_limits,
@@ -102,7 +103,7 @@ def _why(scene: Scene) -> Iterator[tuple[str, str]]:
             yield "", (f"all {count} workers {verb}" if count > 1 else f"its worker {verb}s") + where
         if first:
             yield "", first
-    if fewer := below(scene):
+    if fewer := size_kept(scene) or below(scene):
         yield "", fewer
     if old := silent(scene):
         yield "", old

@@ -101,13 +101,21 @@ def waiting(scene: Scene, *, changes: bool = True) -> Iterator[tuple[str, str]]:
         yield "Would help", "\n".join(change.text for change in place.changes)
 
 
+def size_kept(scene: Scene) -> str:
+    """What is told of a gang whose script has failed with another size; "" for any other."""
+    fixed = scene.job.status.fixed_size
+    if fixed is None or fixed.failed is None:
+        return ""
+    return f"it keeps {counted(fixed.workers, 'worker')} until its spec is edited: {fixed.message}"
+
+
 def below(scene: Scene) -> str:
     """Why a gang that runs has fewer workers than it asks for, and when it may grow; "" for any other."""
     status, wish = scene.job.status, scene.job.spec.workers.replicas
     if not below_wish(status, wish):
         return ""
     held = f"{held_of(status, wish)} workers"
-    if status.fixed_size is not None:
+    if status.fixed_size is not None and status.fixed_size.failed is None:
         return f"{held}: the training can't go on with another number: {status.fixed_size.message}"
     growth = status.growth
     if growth is None:

@@ -170,6 +170,15 @@ def test_a_script_that_told_of_no_step_and_failed_is_not_said_to_have_only_start
     assert "1m6s 100.0% starting, up to the first step" in shown(stepped)
 
 
+def test_a_gang_that_went_back_to_its_former_size_says_why() -> None:
+    why = "with 3 workers its script failed 2 times alike, and it had trained with 2: ValueError"
+    fixed = {"workers": 2, "failed": 3, "message": why}
+    told = f"it keeps 2 workers until its spec is edited: {why}"
+    assert told in shown(job(phase="Restarting", fixedSize=fixed))
+    own = {"workers": 2, "message": "a loader of another library"}
+    assert not any("keeps 2 workers" in line for line in shown(job(phase="Running", placement=PLACED, fixedSize=own)))
+
+
 def test_a_script_that_was_stopped_and_told_of_no_step_may_have_trained() -> None:
     known = {"ratio": "0.000", "seconds": {"starting": 66}, "until": "2026-01-02T03:03:17Z"}
     lines = shown(job(phase="Queued", placements=1, goodput=known, submittedAt="2026-01-02T03:02:11Z"))

@@ -102,7 +102,7 @@ def go_on(turn: Turn, cause: End) -> None:
     alike = (last.alike or 1) if last is not None else 1
     used, limit = spent(turn, cause), turn.s.spec.restart_limits[group] if group is not None else None
     if alike >= ALIKE and cause.kind in COUNTED and resized.go_back(turn, cause, alike):
-        restart(turn, cause, used, None)  # it was not the author who chose that size
+        restart(turn, cause, 1, None)  # it was not the author who chose that size
     elif alike >= ALIKE and cause.kind in COUNTED:
         reason = Reason.OUT_OF_MEMORY if cause.kind is Kind.OUT_OF_MEMORY else Reason.IDENTICAL_FAILURES
         fail(turn, cause, reason, _alike(cause, alike))

@@ -72,6 +72,7 @@ def test_a_gang_whose_script_fails_at_the_size_that_it_has_grown_to_goes_back() 
     assert fixed is not None
     assert promise is not None
     assert (fixed.workers, fixed.failed, promise.node_of_index()) == (2, 3, ("n0", "n1"))
+    assert not case.job.status.recent_failures, "the script's restarts are all left"
     (told,) = [note.message for note in case.notes if note.reason is EventReason.MOVED and note.warning]
     assert told.startswith(
         "the gang goes back to 2 workers: with 3 workers its script failed 2 times alike, and it had"
@@ -105,7 +106,7 @@ def test_a_gang_whose_script_fails_with_fewer_waits_for_the_size_that_it_had() -
 def test_what_fails_with_the_former_size_too_ends_the_job() -> None:
     case = elastic()
     resize(case, "n0", "n1", "n2")
-    for _ in range(2):
+    for _ in range(3):
         fail(case)
         again(case)
     fail(case)
