@@ -194,8 +194,8 @@ def _facts(scene: Scene) -> Table:
         head.add_row("Warnings", Text(warned(status.warnings, scene), "yellow"))
     if status.sizes:
         head.add_row("Size", _size(scene))
-    if kept := size_kept(scene):
-        head.add_row("Size kept", Text(kept, "yellow"))
+    if fixed := size_kept(scene):
+        head.add_row("Size kept", Text(fixed, "yellow"))
     elif fewer := below(scene):
         head.add_row("Not larger", Text(fewer, "yellow"))
     if status.preemptions:
