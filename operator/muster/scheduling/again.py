@@ -6,7 +6,21 @@ import numpy as np
 
 from muster.scheduling.ranks import ages, classes_of, ranked
 from muster.scheduling.rounds import Round
-from muster.scheduling.snapshot import NONE
+from muster.scheduling.snapshot import NONE, Mask
+
+
+def ending_for_others(round_: Round) -> Mask:
+    """J, jobs that are being ended for others, by this plan or an earlier one, and do not go on at once."""
+    jobs, runs = round_.snapshot.jobs, round_.snapshot.jobs.runs
+    found: Mask = runs.leaving & jobs.holding & (runs.beneficiary != NONE)
+    found &= runs.beneficiary != np.arange(len(found))  # a move is no end
+    onward = {each.uid for each in round_.promises}
+    going = {each.uid for each in round_.evictions if each.beneficiary not in ("", each.uid)} - onward
+    if going:
+        found |= np.array([uid in going for uid in jobs.uids], dtype=np.bool_)
+    found[list(jobs.bases)] = False  # their gang goes on without them
+    found &= jobs.queues != NONE
+    return found
 
 
 class Again:
@@ -14,14 +28,7 @@ class Again:
 
     def __init__(self, round_: Round) -> None:
         self._round = round_
-        jobs, runs = round_.snapshot.jobs, round_.snapshot.jobs.runs
-        onward = {each.uid for each in round_.promises}
-        going = {each.uid for each in round_.evictions if each.beneficiary and each.uid not in onward}
-        asked = runs.leaving & jobs.holding & (runs.beneficiary != NONE) & (jobs.queues != NONE)
-        asked &= runs.beneficiary != np.arange(len(asked))  # a move is no end
-        if going:
-            asked |= np.array([uid in going for uid in jobs.uids], dtype=np.bool_)
-        asked[list(jobs.bases)] = False  # their gang goes on without them
+        jobs, asked = round_.snapshot.jobs, ending_for_others(round_)
         asked[asked] = round_.snapshot.queues.open[jobs.queues[asked]]
         self._rows: list[int] = np.flatnonzero(asked).tolist()
         self._classes = classes_of(round_.snapshot, ages(round_.snapshot)) if self._rows else np.empty(0)

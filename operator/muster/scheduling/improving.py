@@ -21,6 +21,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from muster.scheduling.again import ending_for_others
 from muster.scheduling.aside import make_way
 from muster.scheduling.elastic import grow, start_with_more
 from muster.scheduling.heads import Heads
@@ -116,23 +117,9 @@ def _contested_quota(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -
             each.fate is Fate.ROOM and each.job not in heads.jobs and round_.would_be_lent(each.job, each.choice)
         ):
             first.setdefault(round_.used.circle(round_.queue_of[each.job]), each.job)
-    for job in _giving_way(round_):
-        if round_.queue_of[job] != NONE:
-            first.setdefault(round_.used.circle(round_.queue_of[job]), job)
+    for job in np.flatnonzero(ending_for_others(round_)).tolist():  # what they leave over is not idle
+        first.setdefault(round_.used.circle(round_.queue_of[job]), job)
     return first
-
-
-def _giving_way(round_: Round) -> list[int]:
-    """Rows of those who are ended, or are about to be, for another and not to go on at once. What they leave over is
-    not idle: they want it back."""
-    jobs = round_.snapshot.jobs
-    runs, rows = jobs.runs, np.arange(len(jobs.uids))
-    gives = jobs.holding & runs.leaving & (runs.beneficiary != NONE) & (runs.beneficiary != rows)
-    if round_.evictions:
-        onward = {promise.uid for promise in round_.promises}
-        asked = {each.uid for each in round_.evictions if each.beneficiary not in ("", each.uid)} - onward
-        gives |= np.array([uid in asked for uid in jobs.uids], dtype=np.bool_)
-    return np.flatnonzero(gives).tolist()
 
 
 def _without_growth(round_: Round, snapshot: Snapshot, circles: Collection[int]) -> Snapshot:
