@@ -25,7 +25,8 @@ from muster.cluster.views import PodView
 from muster.controllers.lifecycle.reconcile import reconcile
 from muster.controllers.lifecycle.turn import Situation
 from muster.controllers.planning import admitted
-from muster.controllers.sightings import Seen, Sight, look
+from muster.controllers.sight import Sight
+from muster.controllers.sightings import Seen, look
 from muster.telemetry.cost.intervals import Interval
 from muster.telemetry.history.database import parse
 from muster.telemetry.history.writer import Writer
