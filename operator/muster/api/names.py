@@ -313,6 +313,8 @@ class Reason(str, Enum):
     """It has passed, and the job has not ended. It goes on."""
     LENGTH_UNKNOWN = "LengthUnknown"
     """Neither progress nor `maxRuntime` tells how long it takes."""
+    CANNOT_START = "CannotStart"
+    """It waits for what may never come: more than the cluster, or its queue, has."""
     NO_DEADLINE = "NoDeadline"
     """The deadline was taken away."""
 

@@ -12,11 +12,16 @@ from muster.api.effective import EffectiveSpec, EffectiveWindow
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.api.windows import NEVER, opening, window_error
 from muster.controllers import terms
-from muster.scheduling.plan import Basis
+from muster.scheduling.plan import Basis, WaitReason
 from muster_protocol.durations import format_duration
 
 MOST_WINDOWS: Final = 100
 """Windows through which the end of a job is followed that is stopped at the end of each."""
+
+_STUCK: Final = frozenset(
+    reason.value for reason in (WaitReason.EXCEEDS_CLUSTER, WaitReason.EXCEEDS_QUOTA, WaitReason.NO_ELIGIBLE_NODES)
+)
+"""What a job waits for that may never come: no start of it is expected."""
 
 _BASES: Final = {
     Basis.PROMISED.value: "when the room that is promised to it is cleared",
@@ -37,6 +42,7 @@ class Outlook:
         changes: when the answer changes by time alone, if the job does not start before; None for never.
         waits: seconds until the start that the planner expects, where the answer rests on that; else 0.
         spare: seconds between the end and the deadline, below 0 when it is late; 0 where no end is known.
+        stuck: the job can't start as it and the cluster are.
     """
 
     met: bool | None
@@ -45,6 +51,7 @@ class Outlook:
     passed: bool = False
     waits: float = 0.0
     spare: float = 0.0
+    stuck: bool = False
 
 
 def _stopping_window(spec: EffectiveSpec) -> EffectiveWindow | None:
@@ -82,6 +89,10 @@ def outlook(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime, start
     told = format_time(deadline)
     if now >= deadline:
         return Outlook(False, f"the deadline {told} has passed; the job goes on", passed=True)
+    place = status.queue
+    if place is not None and status.placement is None and place.reason in _STUCK:
+        message = f"nothing tells when the job ends, for it cannot start as it is: {place.reason}"
+        return Outlook(None, message, deadline, stuck=True)
     left = terms.rest(spec, status, now)
     runs = status.running_since is not None
     free = runs or terms.runs_to_its_end(spec, status)

@@ -101,7 +101,7 @@ async def test_a_wall_clock_that_is_set_forward_wakes_who_waits_for_a_moment_of_
     async with world() as place:
         deadline = datetime.now(timezone.utc) + timedelta(hours=1)
         place.submit("a", workers=99, deadline=format_time(deadline))
-        await place.until(lambda: reachable() == {"LengthUnknown"} and place.status("a").get("queue"))
+        await place.until(lambda: reachable() == {"CannotStart"} and place.status("a").get("queue"))
         (record,) = place.loop.records.values()
         await place.until(lambda: record.task is None and record.uid not in place.cache.dirty)
         monkeypatch.setattr(loops, "utc_now", lambda: datetime.now(timezone.utc) + timedelta(hours=2))

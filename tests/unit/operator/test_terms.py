@@ -321,6 +321,18 @@ def test_a_deadline_of_which_nothing_is_known_is_neither_met_nor_missed() -> Non
     assert deadlines.outlook(spec(), TrainingJobStatus(), now, 120.0) is None
 
 
+@pytest.mark.parametrize("reason", ["ExceedsCluster", "ExceedsQuota", "NoEligibleNodes"])
+def test_a_deadline_of_a_job_that_cannot_start_is_not_called_in_time(reason: str) -> None:
+    job, now = spec(deadline="2026-03-02T20:00:00Z", maxRuntime="1h"), berlin(2026, 3, 2, 12)
+    found = deadlines.outlook(job, TrainingJobStatus(queue=QueuePosition(reason=reason)), now, 120.0)
+    assert found is not None
+    assert (found.met, found.stuck) == (None, True)
+    assert found.message.endswith(f"it cannot start as it is: {reason}")
+    short = deadlines.outlook(job, TrainingJobStatus(queue=QueuePosition(reason="InsufficientCapacity")), now, 120.0)
+    assert short is not None
+    assert short.met is True
+
+
 def waiting(expected: datetime, basis: str) -> TrainingJobStatus:
     return TrainingJobStatus(queue=QueuePosition(position=2, expected_start=expected, basis=basis))
 

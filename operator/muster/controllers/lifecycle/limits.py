@@ -85,7 +85,8 @@ def _deadline(turn: Turn) -> None:
     if found.changes is not None:
         turn.wake_at(found.changes)
     late = Reason.DEADLINE_PASSED if found.passed else Reason.TOO_LATE
-    reason = {True: Reason.IN_TIME, False: late, None: Reason.LENGTH_UNKNOWN}[found.met]
+    unknown = Reason.CANNOT_START if found.stuck else Reason.LENGTH_UNKNOWN
+    reason = {True: Reason.IN_TIME, False: late, None: unknown}[found.met]
     if known is not None and known.observed_generation == turn.generation:
         # An expected start moves with each job that ends; what was late is in time when it is so for sure.
         wavers = known.reason == Reason.TOO_LATE.value and reason is Reason.IN_TIME
