@@ -52,6 +52,11 @@ def group_of(cause: str) -> Group | None:
     return _GROUPS.get(cause)
 
 
+def of_script(one: PastFailure) -> bool:
+    """Whether it was the script that failed, for want of memory it may be."""
+    return group_of(one.cause) in (Group.SCRIPT, Group.MEMORY)
+
+
 def used(past: Iterable[PastFailure], group: Group, window: float, now: datetime) -> int:
     """Failures of the group within the last `window` seconds."""
     return sum(group_of(one.cause) is group and (now - one.at).total_seconds() < window for one in past)
@@ -60,7 +65,7 @@ def used(past: Iterable[PastFailure], group: Group, window: float, now: datetime
 def alike(past: Sequence[PastFailure], this: PastFailure) -> int:
     """How many failures of the script, the last ones, were the same as `this`: nothing was mended in between, neither
     was progress made, nor the spec touched. What the platform did in between mends no script."""
-    scripts = [one for one in past if group_of(one.cause) in (Group.SCRIPT, Group.MEMORY)]
+    scripts = [one for one in past if of_script(one)]
     return sum(1 for _ in takewhile(lambda one: _known(one) == _known(this) and this.signature, reversed(scripts)))
 
 

@@ -305,8 +305,8 @@ class Plans:
         """What becomes of the pods of the spec as it is now, where the job's gang runs and was placed for another one.
         Asks for a rehearsal when there is none yet."""
         status = record.job.status
-        if not (renewal.edited(status, record.spec, record.placement_hash) and renewal.whole(status)):
-            return NO_EDIT
+        if not (renewal.whole(status) and renewal.edited(status, record.spec, record.placement_hash)):
+            return NO_EDIT  # whether it runs first: of those that wait no spec need be hashed
         found = self._judged(record)
         if found is None and not self._known(record) and record.judging is None:
             record.ask(clock() + ALIKE_JUDGED)

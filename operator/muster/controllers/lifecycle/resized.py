@@ -6,16 +6,12 @@ not shared equally by 3. It was the planner who took 3, so that must not end a r
 
 from __future__ import annotations
 
-from typing import Final
-
 from muster.api.names import EventReason
 from muster.api.placement import Placement
-from muster.api.restarts import Group, group_of
+from muster.api.restarts import of_script
 from muster.api.trainingjob_status import FixedSize, TrainingJobStatus
 from muster.controllers.lifecycle.causes import End
 from muster.controllers.lifecycle.turn import Turn
-
-_SCRIPTS: Final = (Group.SCRIPT, Group.MEMORY)
 
 
 def go_back(turn: Turn, cause: End, alike: int) -> bool:
@@ -31,7 +27,7 @@ def go_back(turn: Turn, cause: End, alike: int) -> bool:
     fixed = FixedSize(workers=former, message=why, failed=placement.workers, observed_generation=turn.generation)
     # What failed with that size says nothing of the script with the former one, and is not to use up its restarts.
     since = turn.status.sizes[-1].since
-    past = tuple(one for one in turn.status.recent_failures if one.at < since or group_of(one.cause) not in _SCRIPTS)
+    past = tuple(one for one in turn.status.recent_failures if one.at < since or not of_script(one))
     turn.draft.set(fixed_size=fixed, recent_failures=past)
     until = "it keeps that size until its spec is edited: workers.min, max and step say which sizes it may have"
     turn.tell(EventReason.MOVED, f"the gang goes back to {former} workers: {why}; {until}", warning=True)
