@@ -69,14 +69,16 @@ def reconcile(
                 changed.append((one, Storage(one.uri, now, one.job, stored)))
         if changed and not dry_run:
             tell(url, [fresh for _, fresh in changed])
+    looked = len(known) - len(failed)
     if output is Output.JSON:
         found = [{"uri": fresh.uri, "job": fresh.job, "bytes": fresh.bytes, "was": was.bytes} for was, fresh in changed]
-        print_json({"looked": len(known), "changed": found, "failed": failed, "written": bool(changed) and not dry_run})
+        print_json({"looked": looked, "changed": found, "failed": failed, "written": bool(changed) and not dry_run})
     else:
         if changed:
             cells = [(fresh.uri, amount(fresh.bytes), amount(was.bytes)) for was, fresh in changed]
             print_table(Console(markup=False, highlight=False), plain_table(("URI", "TAKES", "TOOK"), cells))
-        typer.echo(f"{len(known)} looked at, {len(changed)} changed{', nothing written' if dry_run else ''}")
+        unseen = f", {len(failed)} could not be looked at" if failed else ""
+        typer.echo(f"{looked} looked at, {len(changed)} changed{unseen}{', nothing written' if dry_run else ''}")
     raise typer.Exit(1 if failed else 0)
 
 
