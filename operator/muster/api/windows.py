@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
-from muster.api.effective import EffectiveWindow
+from muster.api.effective_parts import EffectiveWindow
 
 NEVER: Final = datetime.max.replace(tzinfo=timezone.utc)
 """A moment that never comes: a window that is always open closes then."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from muster.api.builtin import AUTO
-from muster.api.effective import EffectiveCheckpoint
+from muster.api.effective_parts import EffectiveCheckpoint
 from muster.api.jobparts import CapacityKind
 from muster_protocol import env
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from muster.api.effective import EffectiveTracking
+from muster.api.effective_parts import EffectiveTracking
 from muster_protocol import env
 
 _CREDENTIALS: Final = (

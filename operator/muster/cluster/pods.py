@@ -17,7 +17,7 @@ from muster.api import names
 from muster.api.common import API_VERSION
 from muster.api.effective import EffectiveSpec
 from muster.api.restarts import NO_RESTARTS, InPlace
-from muster.cluster import overrides, pod_storage, pod_tracking
+from muster.cluster import overrides, pod_environment, pod_storage
 from muster.cluster.eligibility import NOT_READY, UNREACHABLE
 from muster.cluster.overrides import RUNTIME, RUNTIME_VOLUME, TRAINER
 from muster_protocol import env, exits
@@ -28,10 +28,6 @@ LAUNCHER: Final = f"{env.MOUNT_PATH}/bin/muster-launch"
 _RUNTIME_USER: Final = 65532
 """`nobody`-like; the runtime's files are readable by all, so the trainer may be anyone."""
 _RUNTIME_SIZE: Final = "1Gi"
-REPLACE_SECONDS: Final = 120
-"""How long the launchers of a gang wait in their pods for a lost one to be replaced: longer than the operator tries."""
-_SHRINK_SECONDS: Final = 60
-"""How much longer than `workers.shrinkAfter` those of an elastic gang wait at least."""
 _DNS_1035: Final = re.compile(r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")
 
 
@@ -354,7 +350,7 @@ def _trainer(job: Identity, spec: EffectiveSpec, settings: PodSettings) -> Objec
         "name": TRAINER,
         "image": spec.image,
         "command": [LAUNCHER, "--", *spec.command],
-        "env": _environment(job, spec, settings),
+        "env": pod_environment.environment(_names(job), spec, _token(job, settings), dict(settings.node_hours)),
         "ports": [{"name": "muster", "containerPort": env.DEFAULT_PORT, "protocol": "TCP"}],
         "resources": {
             kind: dict(amounts) for kind, amounts in (("requests", spec.requests), ("limits", spec.limits)) if amounts
@@ -369,48 +365,11 @@ def _trainer(job: Identity, spec: EffectiveSpec, settings: PodSettings) -> Objec
     return made
 
 
-def _replace_seconds(spec: EffectiveSpec) -> int:
-    return max(REPLACE_SECONDS, spec.shrink_after + _SHRINK_SECONDS) if spec.elastic else REPLACE_SECONDS
+def _names(job: Identity) -> dict[str, str]:
+    """What the launcher learns of the job that it belongs to."""
+    return {env.JOB: job.name, env.NAMESPACE: job.namespace, env.JOB_UID: job.uid}
 
 
-def _environment(job: Identity, spec: EffectiveSpec, settings: PodSettings) -> list[Object]:
-    values = {
-        env.JOB: job.name,
-        env.NAMESPACE: job.namespace,
-        env.JOB_UID: job.uid,
-        env.PROCESSES_PER_WORKER: str(spec.processes_per_worker),
-        env.PORT: str(env.DEFAULT_PORT),
-        env.READY_TIMEOUT: str(spec.ready_timeout),
-        env.GRACE_SECONDS: str(spec.grace),
-        env.REPLACE_SECONDS: str(_replace_seconds(spec)),
-        env.STRATEGY: spec.strategy.value,
-        env.HANG_START: str(spec.hang.start),
-        env.HANG_STEP: str(spec.hang.step),
-        env.HANG_EVALUATION: str(spec.hang.evaluation),
-        env.HANG_CHECKPOINT: str(spec.hang.checkpoint),
-        env.SLOWER_BY: str(spec.slower_by),
-        env.PREFLIGHT: str(int(spec.preflight)),
-    }
-    if spec.numerics is not None:
-        watched = {env.NUMERICS_LOSS: spec.numerics.loss, env.NUMERICS_NORM: spec.numerics.gradient_norm}
-        values |= {env.NUMERICS: spec.numerics.action.value, env.NUMERICS_LIMIT: str(spec.numerics.limit)}
-        values |= {name: factor for name, factor in watched.items() if factor}
-    result: list[Object] = [{"name": name, "value": value} for name, value in values.items()]
-    for name, path in (
-        (env.POD_NAME, "metadata.name"),
-        (env.POD_UID, "metadata.uid"),
-        (env.POD_IP, "status.podIP"),
-        (env.NODE_NAME, "spec.nodeName"),
-    ):
-        result.append({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}})
-    requested = {"containerName": TRAINER, "resource": "requests.memory"}  # also what a LimitRange has put there
-    result.append({"name": env.MEMORY_REQUEST, "valueFrom": {"resourceFieldRef": requested}})
-    key = {"name": secret_name(job, settings.token_tag), "key": env.TOKEN}
-    result.append({"name": env.TOKEN, "valueFrom": {"secretKeyRef": key}})
-    own = {entry.name for entry in spec.env}
-    if spec.checkpoint is not None:
-        storage = pod_storage.environment(spec.checkpoint, spec.kinds, dict(settings.node_hours))
-        result += [entry for entry in storage if entry["name"] not in own]
-    if spec.tracking is not None:
-        result += [entry for entry in pod_tracking.environment(spec.tracking) if entry["name"] not in own]
-    return result + [entry.to_raw() for entry in spec.env]
+def _token(job: Identity, settings: PodSettings) -> Object:
+    """Where the launcher's token is."""
+    return {"name": secret_name(job, settings.token_tag), "key": env.TOKEN}

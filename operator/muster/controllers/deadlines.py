@@ -8,7 +8,8 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from muster.api.common import format_time
-from muster.api.effective import EffectiveSpec, EffectiveWindow
+from muster.api.effective import EffectiveSpec
+from muster.api.effective_parts import EffectiveWindow
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.api.windows import NEVER, opening, window_error
 from muster.controllers import terms

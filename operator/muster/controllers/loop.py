@@ -14,13 +14,10 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
-from muster.api.placement import Placement
 from muster.api.trainingjob import TrainingJob
 from muster.cluster.errors import ApiError, ApiUnreachable
-from muster.cluster.gpus import flavour_of
 from muster.cluster.status import finished
-from muster.cluster.views import PodView
-from muster.controllers import devices, dropped, planning
+from muster.controllers import dropped
 from muster.controllers.alarms import Alarms, Clocks
 from muster.controllers.books import Tally
 from muster.controllers.cache import Cache
@@ -31,6 +28,7 @@ from muster.controllers.lifecycle.replacement import shrinks_at
 from muster.controllers.lifecycle.turn import TERMINAL, Decision
 from muster.controllers.places import Places
 from muster.controllers.plans import Plans
+from muster.controllers.pricing import Pricing
 from muster.controllers.progress import Progress
 from muster.controllers.quarantine import Fault, faults_of
 from muster.controllers.records import ASK_AGAIN, MADE_PATIENCE, Ended, Record, deadline
@@ -39,7 +37,6 @@ from muster.controllers.roster import Roster
 from muster.controllers.situations import PATIENCE, Patience, Situations
 from muster.controllers.work import Incomplete, Worker, utc_now
 from muster.scheduling.policy import DEFAULT, Policy
-from muster.sizing.slices import gpu_price
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +86,7 @@ class Loop:
         """
         self._cache = cache
         self._worker = worker
-        self._prices = prices or {}
-        self._unpriced: set[str] = set()
+        self._pricing = Pricing(cache, prices or {})
         self._chronicle = chronicle
         self._must_plan = True
         self.records: dict[str, Record] = {}
@@ -111,7 +107,7 @@ class Loop:
             self._places,
             start=self.start,
             trouble=self._trouble,
-            prices=self._prices,
+            prices=prices or {},
             planned=planned,
             policy=policy,
         )
@@ -273,9 +269,7 @@ class Loop:
                     self._chronicle.forget(record, now)
             self._must_plan = True
             return
-        placement = record.job.status.placement
-        if placement is not None:
-            self._price(record, placement)
+        self._pricing.price(record)
         record.edit = self._plans.judge_edit(record)
         decision = reconcile(self._situations.of(record, pods, now, monotonic))
         record.plannable = decision.plannable
@@ -291,7 +285,7 @@ class Loop:
         decision = dropped.without_vain(record, decision)
         if decision.status or decision.delete or decision.make or decision.delete_job:
             self.start(record, self._worker.carry_out(record, decision))
-        elif finished(record.job.status) and not _holds(record, pods) and record.due_at is None:
+        elif finished(record.job.status) and not record.holds(pods) and record.due_at is None:
             self.ended[record.uid] = Ended.of(record, now)
             del self.records[record.uid]  # until the watch shows something new of it
             self._places.drop(record.uid)
@@ -305,34 +299,6 @@ class Loop:
         """The job has got its checkpoints' place, perhaps from another that was there before: it may be planned."""
         self._roster.touched.add(uid)
         self._must_plan = True
-
-    def _price(self, record: Record, placement: Placement) -> None:
-        """Take over the GPU type and the price of the gang's nodes: by what was written down with them while they are
-        gone, or their labels are. Of a gang on two kinds of nodes the price is the mean of its workers'."""
-        first = self._price_there(record, placement.nodes[0].node if placement.nodes else "", placement.flavour)
-        if first is None:
-            return
-        record.gpu_type, record.price = first
-        base, workers = planning.base_of(placement), placement.workers
-        if base < workers:
-            last = self._price_there(record, placement.nodes[-1].node if placement.nodes else "", "")
-            beyond = record.price if last is None else last[1]
-            record.price = (base * record.price + (workers - base) * beyond) / workers
-
-    def _price_there(self, record: Record, name: str, written: str) -> tuple[str, float] | None:
-        """The GPU type of a node, and money for an hour of a whole GPU of what a worker holds there; None where its
-        flavour isn't known. `written`: its flavour, as long as it doesn't say another."""
-        node = self._cache.node(name) if name else None
-        flavour = (flavour_of(node.labels) if node is not None else "") or written
-        if not flavour and node is None:
-            return None
-        gpu_type, _, capacity = flavour.partition("/")
-        kind = devices.of_worker(record.spec.gpus_per_worker, record.spec.requests, gpu_type).gpu_type
-        price = gpu_price(self._prices, f"{kind}/{capacity}") if kind else None
-        if self._prices and kind and price is None and flavour not in self._unpriced:
-            self._unpriced.add(flavour)
-            log.warning("no price is known for %s: it costs nothing; give the chart's `prices` one", flavour)
-        return gpu_type, price or 0.0
 
     def _withhold_first_word(self, record: Record, decision: Decision, monotonic: float) -> Decision:
         """A new job's first status is the planner's word, which comes in a moment: that spares a write in each job's
@@ -417,11 +383,6 @@ def _size_may_change(record: Record, now: datetime) -> tuple[bool, int]:
     shrinks = shrinks_at(status, spec)
     grows = status.checkpoint is not None and status.placement.workers < spec.max_replicas
     return shrinks is not None and shrinks <= now, status.checkpoint.step if grows and status.checkpoint else 0
-
-
-def _holds(record: Record, pods: tuple[PodView, ...]) -> bool:
-    """Whether the job's placement or promise stands, or a pod of it lives."""
-    return bool(record.placement or record.promise or record.made or any(pod.phase not in TERMINAL for pod in pods))
 
 
 def _unasked(record: Record, decision: Decision, now: float) -> Decision:

@@ -22,6 +22,7 @@ from muster.cluster.eligibility import NodeFilter
 from muster.cluster.jobs import JobInput
 from muster.cluster.pods import Identity, PodSettings, spec_hash
 from muster.cluster.reading import Once
+from muster.cluster.snapshot import TERMINAL
 from muster.cluster.status import is_true
 from muster.cluster.views import PodView
 from muster.controllers import terms
@@ -245,6 +246,10 @@ class Record:
         """Whether the job would run if it could."""
         ended = self.job.status.finished_at is not None
         return self.placement is None and not ended and not self.suspended and not self.leaves_for_good
+
+    def holds(self, pods: tuple[PodView, ...]) -> bool:
+        """Whether the job's placement or promise stands, or a pod of it lives."""
+        return bool(self.placement or self.promise or self.made or any(pod.phase not in TERMINAL for pod in pods))
 
     @property
     def placement_hash(self) -> str:

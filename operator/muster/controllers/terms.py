@@ -12,7 +12,8 @@ from fractions import Fraction
 from typing import Final
 
 from muster.api.common import format_time
-from muster.api.effective import EffectiveSpec, EffectiveWindow
+from muster.api.effective import EffectiveSpec
+from muster.api.effective_parts import EffectiveWindow
 from muster.api.terms import Usage
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.api.windows import NEVER, Opening, latest_start, opening, window_error

@@ -25,7 +25,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 from pydantic.alias_generators import to_camel
 
 from muster.api.builtin import FALLBACK_SECONDS
-from muster.api.effective import EffectiveWindow
+from muster.api.effective_parts import EffectiveWindow
 from muster.api.terms import UTC, AtWindowEnd
 from muster.api.trainingqueue import JobOrder, OwnVictims, Reclaim
 from muster.api.windows import window_error

@@ -10,7 +10,7 @@ import math
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
-from muster.api.effective import EffectiveWindow
+from muster.api.effective_parts import EffectiveWindow
 from muster.api.windows import NEVER, latest_start, opening
 
 MOST_WINDOWS: Final = 100

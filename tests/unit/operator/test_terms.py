@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.api import windows
-from muster.api.effective import EffectiveSpec, EffectiveWindow, effective_spec
+from muster.api.effective import EffectiveSpec, effective_spec
+from muster.api.effective_parts import EffectiveWindow
 from muster.api.placement import Placement
 from muster.api.queue_position import QueuePosition
 from muster.api.terms import Usage

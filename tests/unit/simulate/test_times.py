@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from muster.api.effective import EffectiveWindow
+from muster.api.effective_parts import EffectiveWindow
 from muster.cli.app import app
 from muster.cli.simulate import missed_told
 from muster.scheduling.plan import Plan

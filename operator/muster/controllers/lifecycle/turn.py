@@ -29,7 +29,7 @@ TERMINAL: Final = frozenset({"Succeeded", "Failed"})
 
 REPLACE_LIMIT: Final = 90.0
 """Seconds in which a gang has to come together again once a worker was lost; then it starts again whole. The others
-wait for longer in their pods (`muster.cluster.pods.REPLACE_SECONDS`)."""
+wait for longer in their pods (`muster.cluster.pod_environment.REPLACE_SECONDS`)."""
 
 BAD_NODE_AVOIDED: Final = 600.0
 """Seconds for which a job stays away from a node that is broken, or hurt it repeatedly; until it trains at most."""
