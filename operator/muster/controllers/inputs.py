@@ -27,6 +27,7 @@ from muster.controllers.lifecycle import preemption
 from muster.controllers.lifecycle.replacement import shrinks_at
 from muster.controllers.lifecycle.turn import TERMINAL
 from muster.controllers.records import Record, Requests
+from muster.controllers.starts import Starts
 from muster.scheduling.snapshot import FOREVER
 from muster.telling.usage import way_up
 
@@ -37,7 +38,11 @@ MAX_LABEL: Final = 63
 
 
 class Inputs:
-    """Makes `JobInput`s; what is dear is made anew only when something about the job has changed."""
+    """Makes `JobInput`s; what is dear is made anew only when something about the job has changed.
+
+    Attributes:
+        starts: what starts take.
+    """
 
     def __init__(
         self,
@@ -47,6 +52,7 @@ class Inputs:
         prices: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """`prices`: money for an hour of one GPU, by flavour like `H100/on-demand`."""
+        self.starts = Starts()
         self._cache = cache
         self._settings = settings
         self._claims = claims
@@ -76,7 +82,7 @@ class Inputs:
         since = planning.submitted(record.job)
         levels = tuple(world.levels)
         judgement = record.judgement
-        start = terms.start_seconds(record.job.status)
+        start = terms.start_seconds(record.job.status, self.starts.typical)
         if record.placement:
             # The others speak of a run that would start now, and change all the time while one is under way.
             times = terms.bounds_of_restart(record.spec, now, start)
@@ -124,7 +130,7 @@ class Inputs:
             found = {node_filter: self._flavours_for(node_filter) for node_filter in self._allowed}
             self._counts = flavours.flavour_counts(nodes)
         queues = {name: (queue.metadata.uid, queue.metadata.generation) for name, queue in world.queues.items()}
-        looked = (dict(world.priorities), tuple(world.levels), self._counts, queues)
+        looked = (dict(world.priorities), tuple(world.levels), self._counts, queues, self.starts.typical)
         if looked != self._looked or found != self._allowed:
             self._looked, self._allowed, self._rounds = looked, {}, self._rounds + 1
             return True
@@ -191,7 +197,7 @@ class Inputs:
             base=base,
             promised_base=made.promised_base if made.promised else min(base, len(promised)),
             run=replace(
-                run_of(record, now),
+                run_of(record, now, self.starts.typical),
                 leaving=leaving,
                 beneficiary=record.uid if promised else beneficiary,
             ),
@@ -326,8 +332,9 @@ def unmade(record: Record, pods: Iterable[PodView]) -> tuple[int, ...]:
     return tuple(index for index, name in names.items() if name not in there)
 
 
-def run_of(record: Record, now: datetime) -> RunInput:
-    """What is known of the placement, from the job's own telemetry where there is any.
+def run_of(record: Record, now: datetime, typical: float) -> RunInput:
+    """What is known of the placement, from the job's own telemetry where there is any. `typical`: what a start takes
+    of which nobody knows.
 
     What a job tells of itself is not trusted further than this: a checkpoint counts from the placement on and not from
     the future, so the work that a preemption would cost is never more than what the gang can have done.
@@ -338,9 +345,9 @@ def run_of(record: Record, now: datetime) -> RunInput:
     return RunInput(
         started=started,
         saved=max(started, min(committed, now.timestamp())),
-        restart=terms.start_seconds(status),
+        restart=terms.start_seconds(status, typical),
         grace=float(spec.grace) if status.stop_seconds is None else min(float(status.stop_seconds), float(spec.grace)),
-        ends=_ends(record, started),
+        ends=_ends(record, started, typical),
         bound=min(_bound(record, status), terms.bound(spec, status, _gpus(record), record.price, now)),
         budget=preemption.budget_left(status.preempted_at, spec.budget, spec.budget_window, now),
         stops=status.preemptions or 0,
@@ -348,13 +355,13 @@ def run_of(record: Record, now: datetime) -> RunInput:
     )
 
 
-def _ends(record: Record, started: float) -> float:
+def _ends(record: Record, started: float, typical: float) -> float:
     """When it is expected to end. A gang that starts may take all of `readyTimeout`, and hardly ever does: with a
     `maxRuntime` it is expected to take what a start takes."""
     status, spec = record.job.status, record.spec
     told = terms.expected_end(status, record.pace)
     if told is None and started and status.running_since is None and spec.max_runtime is not None:
-        return started + terms.start_seconds(status) + terms.length(spec, status)
+        return started + terms.start_seconds(status, typical) + terms.length(spec, status)
     return _seconds(told, FOREVER)
 
 

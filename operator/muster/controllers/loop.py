@@ -195,6 +195,7 @@ class Loop:
             self._must_plan = True
 
     def _take(self, job: TrainingJob) -> None:
+        self._plans.inputs.starts.see(job)
         uid, version = job.metadata.uid, int(job.metadata.resource_version or 0)
         record, ended = self.records.get(uid), self.ended.get(uid)
         if record is None:

@@ -358,7 +358,7 @@ class Plans:
         self._decisions.carry_out(snapshot, decided, names)
         nodes, queues = self._cache.nodes(), self._cache.queues
         sentences = Sentences(snapshot, names, nodes, queues, self._queue_errors, self._spent, utc_now())
-        self._words.tell(decided, sentences, names)
+        self._words.tell(decided, sentences, names, self.inputs.starts.typical)
 
 
 def _barred(record: Record) -> bool:

@@ -93,6 +93,7 @@ class Situations:
             priority=self.cache.priority(record.spec.priority_class) or 0,
             no_priority=self.inputs.no_priority_class(record),
             idle=idle_limit(record.spec.queue, self.cache.queues) if placement else None,
+            typical_start=self.inputs.starts.typical,
         )
 
     def _unfit(self, record: Record, pods: Pods, lost_nodes: frozenset[str], now: datetime) -> frozenset[str]:

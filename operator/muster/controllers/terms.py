@@ -25,7 +25,7 @@ MARGIN: Final = 30.0
 """Seconds beyond its grace that a launcher gets to end a run at `maxRuntime` by itself."""
 
 START_SECONDS: Final = 120.0
-"""What a start is taken to cost while nobody has measured it: images, the barrier, and reading the checkpoint."""
+"""What a start is taken to cost while nobody has measured any: images, the barrier, and reading the checkpoint."""
 
 LONGEST_ETA: Final = 10**8
 """Seconds; an end that is farther off is none that anybody plans by."""
@@ -33,9 +33,10 @@ LONGEST_ETA: Final = 10**8
 _HOUR: Final = 3600
 
 
-def start_seconds(status: TrainingJobStatus) -> float:
-    """What a start costs, from placement to training, as measured at the last one."""
-    return START_SECONDS if status.start_seconds is None else float(status.start_seconds)
+def start_seconds(status: TrainingJobStatus, typical: float) -> float:
+    """What a start costs, from placement to training, as measured at the job's last one; `typical`: before the first,
+    what others' take."""
+    return typical if status.start_seconds is None else float(status.start_seconds)
 
 
 def may_start(spec: EffectiveSpec, now: datetime, start_seconds: float) -> datetime:

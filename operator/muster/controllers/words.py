@@ -73,8 +73,13 @@ class Words:
         self._budget = min(WORDS_PER_SECOND, self._budget + (now - self._last_round) * rate)
         self._last_round = now
 
-    def tell(self, decided: Plan, sentences: Sentences, names: Mapping[str, str]) -> None:
-        """Tell all whom the plan leaves waiting, or as they are; `names`: `namespace/name` by UID."""
+    def tell(self, decided: Plan, sentences: Sentences, names: Mapping[str, str], typical: float) -> None:
+        """Tell all whom the plan leaves waiting, or as they are.
+
+        Args:
+            names: `namespace/name` by UID.
+            typical: what a start takes that nobody has measured, in seconds.
+        """
         told: list[tuple[Record, Waiting]] = []
         for waiting in decided.waiting:
             record = self._records[waiting.uid]
@@ -90,7 +95,7 @@ class Words:
                 break
             more = sentences.elsewhere(record, waiting), sentences.ahead(waiting)
             word = Word.of(waiting, sentences.of(record, waiting), *more)
-            word = in_window(word, record.spec, terms.start_seconds(record.job.status))
+            word = in_window(word, record.spec, terms.start_seconds(record.job.status, typical))
             self.waits(record, word, partial(_helped, decided, sentences, record, waiting))
         self._tell_growth(decided, names)
 

@@ -266,7 +266,7 @@ def test_while_a_gang_starts_again_its_end_is_known_by_the_pace_that_it_had() ->
     assert terms.expected_end(trains, record.pace) == now
     assert record.take(job.model_copy(update={"status": begins}))
     assert terms.expected_end(begins, record.pace) == now + timedelta(seconds=350)
-    assert run_of(record, now).ends == now.timestamp() + 350
+    assert run_of(record, now, terms.START_SECONDS).ends == now.timestamp() + 350
 
     assert terms.expected_end(begins, 0.0) is None  # of a new operator
     assert terms.expected_end(begins, 1e-9) is None
@@ -278,14 +278,14 @@ def test_a_bounded_gang_that_starts_is_expected_to_start_as_it_did_and_to_run_it
     job, now = trainingjob(maxRuntime="10m", readyTimeout="30m"), datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
     placement = Placement.of(1, ("n0", "n1"), placed_at=now)
     starts = job.model_copy(update={"status": TrainingJobStatus(placement=placement, start_seconds=20)})
-    run = run_of(Record.of(starts), now)
+    run = run_of(Record.of(starts), now, terms.START_SECONDS)
     surplus = run.grace + terms.MARGIN
     assert (run.ends - now.timestamp(), run.bound - now.timestamp()) == (620, 1800 + 600 + surplus)
     runs = starts.model_copy(update={"status": starts.status.model_copy(update={"running_since": now})})
-    run = run_of(Record.of(runs), now)
+    run = run_of(Record.of(runs), now, terms.START_SECONDS)
     assert (run.ends, run.bound - now.timestamp()) == (float("inf"), 600 + surplus)
     free = trainingjob().model_copy(update={"status": starts.status})
-    assert run_of(Record.of(free), now).ends == float("inf")
+    assert run_of(Record.of(free), now, terms.START_SECONDS).ends == float("inf")
 
 
 def test_a_deadline_counts_the_windows_that_a_job_is_stopped_by() -> None:

@@ -36,12 +36,12 @@ def _hold_back(turn: Turn, wrong: str) -> bool:
             return True
     if terms.runs_to_its_end(turn.s.spec, turn.status):
         return False
-    opens = terms.may_start(turn.s.spec, turn.s.now, terms.start_seconds(turn.status))
+    opens = terms.may_start(turn.s.spec, turn.s.now, terms.start_seconds(turn.status, turn.s.typical_start))
     if opens > turn.s.now:
         turn.draft.set(promise=None)
         turn.wake_at(opens)
         return False
-    until = terms.may_start_until(turn.s.spec, turn.s.now, terms.start_seconds(turn.status))
+    until = terms.may_start_until(turn.s.spec, turn.s.now, terms.start_seconds(turn.status, turn.s.typical_start))
     if turn.status.promise is not None and until is not None:
         turn.wake_at(until)
     return False
@@ -77,7 +77,9 @@ def _stop(turn: Turn, *, windowed: bool) -> bool:
 def _deadline(turn: Turn) -> None:
     """Say whether the deadline can be met; written when the answer changes, for the times in it always do."""
     known = find_condition(turn.status.conditions, ConditionType.DEADLINE_REACHABLE.value)
-    found = deadlines.outlook(turn.s.spec, turn.status, turn.s.now, terms.start_seconds(turn.status))
+    found = deadlines.outlook(
+        turn.s.spec, turn.status, turn.s.now, terms.start_seconds(turn.status, turn.s.typical_start)
+    )
     if found is None:
         if known is not None:
             turn.draft.condition(ConditionType.DEADLINE_REACHABLE, None, Reason.NO_DEADLINE.value, "no deadline is set")

@@ -149,6 +149,7 @@ class Situation:
         priority: value of the PriorityClass that the spec names; 0 where it names none or there is none.
         no_priority: what is wrong where there is none of that name, or "".
         idle: what the queue, or one above it, says of idle GPUs; None where none does, and without a placement.
+        typical_start: seconds that a start of this cluster takes.
     """
 
     job: TrainingJob
@@ -184,6 +185,7 @@ class Situation:
     priority: int = 0
     no_priority: str = ""
     idle: IdleLimit | None = None
+    typical_start: float = terms.START_SECONDS
 
 
 @dataclass(frozen=True)
