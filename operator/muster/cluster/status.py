@@ -33,6 +33,17 @@ def reason_of(status: TrainingJobStatus, kind: ConditionType) -> str:
     return condition.reason if condition else ""
 
 
+def nothing_saved(status: TrainingJobStatus, uri: str) -> str:
+    """What is told of a run that has told of no step and no checkpoint, where there is a place for one; else "".
+
+    Args:
+        uri: `checkpoint.uri`, or "" for none.
+    """
+    if not uri or status.started_at is None or status.progress is not None or status.checkpoint is not None:
+        return ""
+    return f"nothing was saved at {uri}: its script told of no step, and only one that starts a session saves there"
+
+
 def finished(status: TrainingJobStatus) -> bool:
     """Whether the job has ended for good."""
     return is_true(status, ConditionType.SUCCEEDED) or is_true(status, ConditionType.FAILED)

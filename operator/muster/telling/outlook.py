@@ -15,7 +15,7 @@ from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.hindrances import PODS_ARE_MADE, hinders, keeps_pods
 from muster.cluster.status import is_false, reason_of
-from muster.scheduling.plan import LACKS_NODES, WaitReason
+from muster.scheduling.plan import LACKS_NODES, StayReason, WaitReason
 from muster.telling.ends import first_ending
 from muster.telling.scene import Scene
 from muster.telling.wording import FINAL, below, runtime_left, seconds_left, used_limits
@@ -34,9 +34,12 @@ def follows(scene: Scene) -> str:
         return f"nothing, until an operator leads again{ranks}"
     if status.phase in FINAL:
         if spec.ttl is None or status.finished_at is None:
-            return "nothing: the job has ended; its checkpoints and its ended pods stay"
+            return (
+                f"nothing: the job has ended; {'its checkpoints and ' if status.checkpoint else ''}its ended pods stay"
+            )
         left = max(0.0, spec.ttl - (scene.now - status.finished_at).total_seconds())
-        return f"the job is deleted in {format_duration(left)} (ttlAfterFinished); its checkpoints stay"
+        stays = "; its checkpoints stay" if status.checkpoint else ""
+        return f"the job is deleted in {format_duration(left)} (ttlAfterFinished){stays}"
     if status.phase is Phase.SUSPENDED and reason_of(status, ConditionType.SUSPENDED) == Reason.GPUS_IDLE.value:
         return f"nothing, until its spec changes; then it queues, and goes on {resumes}"
     if status.phase is Phase.SUSPENDED:
@@ -194,6 +197,9 @@ def advice(scene: Scene) -> Iterator[str]:
             yield f"suspend and resume it:  {_anew(named)}"
         if is_false(status, ConditionType.CHECKPOINT_STORAGE_READY):
             yield from _storage(job, named)
+        growth = status.growth.reason if status.growth is not None and status.phase is Phase.RUNNING else ""
+        if growth in (StayReason.SETTLING.value, StayReason.DOES_NOT_PAY.value):
+            yield f"to have it grow now, whatever the stop and the start cost:  {_anew(named)}"
         yield f"follow it:  muster status {named} --watch  or  muster logs {named} --all -f"
     for group, used, limit in used_limits(scene):
         if status.phase not in FINAL and limit is not None and 0 < limit <= used:

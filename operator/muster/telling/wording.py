@@ -193,7 +193,8 @@ def before_the_first_step(scene: Scene) -> str:
     if progress is not None and progress.step and (progress.updated_at is None or progress.updated_at >= since):
         return ""
     told = f"waiting for the first step for {format_duration((scene.now - since).total_seconds())}"
-    return f"{told}{before or ': imports, the model, its first batch; a script without a session reports none'}"
+    none = "reports none" if scene.job.spec.checkpoint is None else "reports none, and saves no checkpoint"
+    return f"{told}{before or f': imports, the model, its first batch; a script without a session {none}'}"
 
 
 def _started_since(status: TrainingJobStatus) -> datetime | None:

@@ -122,7 +122,11 @@ def _out_of_memory(ended_by: int, traceback: str, *, killed_for_memory: bool) ->
     if killed_for_memory and tracebacks.lost_a_process(traceback):
         return f"; the kernel killed that process, for the container ran out of memory: {_MORE_HOST_MEMORY}"
     if tracebacks.is_out_of_host_memory(traceback):
-        return f"; the worker ran out of memory (not the GPU): {_MORE_HOST_MEMORY}"
+        # Python's own word: a container at its limit is killed by the kernel instead, so there may be none.
+        return (
+            "; the worker could not get that much memory (not the GPU): if that line asks for a sane amount, use less, "
+            "or raise spec.workers.resources.limits.memory where it is set (/dev/shm counts too)"
+        )
     if tracebacks.is_out_of_gpu_memory(traceback):
         return f"; the GPU ran out of memory: {_MORE_GPU_MEMORY}"
     return ""

@@ -193,6 +193,7 @@ def test_out_of_memory_is_told_apart_and_names_the_field_to_raise(
     assert failure.cause is Cause.OUT_OF_MEMORY
     assert failure.crash is not killed, "an exception leaves the container whole, the kernel's killer may come again"
     assert advice in failure.message
+    assert ("where it is set" in failure.message) == (advice is LIMIT and not killed), "it may have no limit at all"
     assert ({LIMIT, SMALLER} - {advice}).pop() not in failure.message
 
 

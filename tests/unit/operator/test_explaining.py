@@ -920,6 +920,15 @@ def test_a_gang_below_its_wish_is_told_why_and_that_it_grows_by_itself() -> None
     assert not any("grows" in line for line in shown(job(phase="Running", placement=PLACED)))
 
 
+@pytest.mark.parametrize("reason", ["Settling", "DoesNotPay", "InsufficientCapacity"])
+def test_whoever_has_room_to_grow_into_is_told_how_to_grow_now(reason: str) -> None:
+    growth = {"reason": reason, "message": "there is room", "workers": 4}
+    running = job({"workers": {"replicas": 4, "min": 2}}, phase="Running", placement=PLACED, growth=growth)
+    told = [line for line in advice(Scene(running, (), (), NOW)) if line.startswith("to have it grow now")]
+    assert len(told) == (reason != "InsufficientCapacity")
+    assert all("kubectl patch tj train -n research" in line for line in told)
+
+
 def test_what_a_job_does_without_an_operator_is_not_told_as_if_one_led() -> None:
     unled = Unled(datetime(2026, 1, 2, 3, 1, 5, tzinfo=timezone.utc), "muster-system", "muster-operator")
     progress = {"step": 50, "totalSteps": 200, "eta": "2026-01-02T03:05:05Z"}
@@ -931,4 +940,4 @@ def test_what_a_job_does_without_an_operator_is_not_told_as_if_one_led() -> None
     (why,) = (rows for heading, rows in sections(replace(running, unled=unled)) if heading == "Why")
     assert why[0][1].startswith("no operator leads since 2026-01-02 03:01:05 UTC (3m ago)")
     ended = Scene(job(phase="Succeeded", finishedAt="2026-01-02T03:03:05Z"), (), (), NOW, unled=unled)
-    assert follows(ended) == "nothing: the job has ended; its checkpoints and its ended pods stay"
+    assert follows(ended) == "nothing: the job has ended; its ended pods stay"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from muster.api.names import ConditionType, Reason
 from muster.api.queue_position import QueuePosition
 from muster.api.trainingjob_status import CommittedCheckpoint
+from muster.cluster.status import nothing_saved
 from muster.cluster.views import PodView
 from muster.controllers.lifecycle.causes import Kind, end_of
 from muster.controllers.lifecycle.turn import TERMINAL, Turn
@@ -28,6 +29,8 @@ def complete(turn: Turn) -> bool:
         turn.draft.set(queue=QueuePosition(reason=reason.value, message=found.message))  # what `kubectl get` shows
         if saved is not None and found.step is not None:
             turn.draft.set(checkpoint=CommittedCheckpoint(step=found.step, uri=saved.uri))
+    elif missed := nothing_saved(turn.status, saved.uri if saved is not None else ""):
+        message = f"{message}; {missed}"
     turn.draft.condition(ConditionType.SUCCEEDED, True, reason.value, message)
     if placement.replaced:  # it had come together again, and ended before anybody saw that
         turn.draft.set(replacements=(turn.status.replacements or 0) + len(placement.replaced))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from muster.api.names import ConditionType, EventReason, Reason
-from muster.cluster.status import is_true, reason_of
+from muster.cluster.status import is_true, nothing_saved, reason_of
 from muster.controllers.lifecycle.turn import Turn
 
 _STOPPED = "spec.suspend is true; set it to false to queue the job again"
@@ -27,5 +27,7 @@ def suspend(turn: Turn) -> bool:
         turn.draft.condition(ConditionType.SUSPENDED, True, Reason.SUSPENDED.value, _STOPPED)
         turn.draft.set(priority=None)  # it may be edited, and is judged anew
         turn.waits(Reason.SUSPENDED.value, _STOPPED)
-        turn.tell(EventReason.SUSPENDED, _STOPPED)
+        saved = turn.s.spec.checkpoint
+        missed = nothing_saved(turn.status, saved.uri if saved is not None else "")
+        turn.tell(EventReason.SUSPENDED, f"{_STOPPED}; {missed}" if missed else _STOPPED)
     return True

@@ -281,6 +281,18 @@ def test_a_job_whose_run_had_finished_before_says_so_and_has_its_checkpoint() ->
     assert (case.job.status.checkpoint.step, case.job.status.checkpoint.committed_at) == (60, None)
 
 
+@pytest.mark.parametrize("step", [None, 0])
+def test_a_script_that_could_have_saved_and_started_no_session_is_told_of(step: int | None) -> None:
+    case = Case(trainingjob(workers=1, checkpoint={"uri": "s3://models/llama"}))
+    case.start()
+    case.end(0, Cause.SUCCEEDED, 0, step=step)
+    case.settle()
+    told = (
+        "nothing was saved at s3://models/llama: its script told of no step, and only one that starts a session saves"
+    )
+    assert (told in case.message(ConditionType.SUCCEEDED)) == (step is None)
+
+
 def test_a_job_that_starts_again_after_its_own_end_has_just_completed() -> None:
     case = Case(trainingjob(workers=1, checkpoint={"uri": "s3://models/llama"}))
     case.start()

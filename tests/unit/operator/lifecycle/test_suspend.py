@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from muster.api.names import ConditionType
+from muster.api.names import ConditionType, EventReason
 from muster.controllers.progress import progressed
 from muster_protocol.exits import Cause
 from muster_protocol.launcher_status import Kept, MemoryTier
@@ -49,6 +49,28 @@ def test_a_running_gang_stops_and_waits_and_goes_on() -> None:
     assert not case.is_true(ConditionType.SUSPENDED)
     assert case.job.status.queue is None
     assert case.job.status.submitted_at == first
+
+
+@pytest.mark.parametrize("step", [None, 3])
+def test_who_suspends_a_script_without_a_session_is_told_that_nothing_was_saved(step: int | None) -> None:
+    case = Case(trainingjob(workers=1, checkpoint={"uri": "s3://models/llama"}))
+    case.start()
+    case.edit(suspend=True)
+    case.settle()
+    case.end(0, Cause.PREEMPTED, 75, step=step)
+    case.remember()
+    case.settle()
+    case.vanish()
+    case.settle()
+    (told,) = (note.message for note in case.notes if note.reason == EventReason.SUSPENDED)
+    assert ("nothing was saved at s3://models/llama" in told) == (step is None)
+
+
+def test_one_that_never_started_had_nothing_to_save() -> None:
+    case = Case(trainingjob(workers=1, checkpoint={"uri": "s3://models/llama"}, suspend=True))
+    case.settle()
+    (told,) = (note.message for note in case.notes if note.reason == EventReason.SUSPENDED)
+    assert told == "spec.suspend is true; set it to false to queue the job again"
 
 
 def test_a_checkpoint_stays_in_memory_no_longer_than_the_gang() -> None:
