@@ -75,6 +75,15 @@ def test_pods_of_others_may_go_at_any_time_so_nothing_is_in_excess_beside_them()
     assert delayed(desk, on={"rack-0-host-4": 1})
 
 
+@pytest.mark.parametrize("ranks", [("a", "b", "b", "b"), ("b", "a", "b", "b"), ("b", "b", "a", "b")])
+def test_what_an_end_gives_back_on_a_node_is_counted_once_wherever_the_ranks_lie(ranks: tuple[str, ...]) -> None:
+    """A rank that was replaced lies on a node of others: what they give back together is bounded by the node's GPUs."""
+    nodes = [Node("a", gpus=4, cores=8), Node("b", gpus=4, cores=8)]
+    run = Run(Job("run", workers=4, gpus=0, cores=2), ranks)
+    desk = Desk.of(world(nodes, [run], [Job("head", workers=4, gpus=2, cores=2), Job("other", gpus=1)]))
+    assert delayed(desk, on={"b": 1}), "the head needs all GPUs of both nodes"
+
+
 def test_an_end_before_the_reserved_start_keeps_the_reservation_but_not_every_future() -> None:
     runs = [Run(Job("a"), ("rack-0-host-0",), bound=500.0)]
     desk = Desk.of(world(rack(0, 2), runs, [Job("head", workers=2), Job("other")]))

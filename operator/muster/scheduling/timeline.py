@@ -223,7 +223,10 @@ class Timeline:
         owner, places = owner[known], self._tree.place_of[nodes[known]]
         if not len(owner):
             return _Holds(owner, places, np.ones(0, dtype=np.int64))
-        # Neighbouring workers of a job are mostly on one node: one row for them.
+        if not ((np.diff(owner) != 0) | (np.diff(places) >= 0)).all():
+            # Ranks lie in the order of places until one is replaced: on a node that has another of them, perhaps.
+            order = np.lexsort((places, owner))
+            owner, places = owner[order], places[order]
         edges = np.flatnonzero(np.append(True, (np.diff(owner) != 0) | (np.diff(places) != 0)))
         return _Holds(owner[edges], places[edges], np.diff(np.append(edges, len(owner))))
 
