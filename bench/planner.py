@@ -50,7 +50,6 @@ TARGETS = {
     "replan_quota_ms": Target(1_500),
     "full_cycle_ms": Target(250),
     "admit_all_ms": Target(10_000),
-    "simulator_plan_ms": Target(2),
 }
 NOTES = {
     "required_gang_p50_ms": "one gang of 1,024 GPUs required in one block, cluster half full, whole call",

@@ -46,7 +46,7 @@ class Owners:
         self._at: dict[tuple[int, int], int] = {}
         self._open: dict[tuple[int, int], list[int]] = {}
 
-    def left(self, queue: int, flavour: int) -> bool:
+    def may_come(self, queue: int, flavour: int) -> bool:
         """Whether somebody in another queue of its tree may still have a turn; quick, so that it can be asked first."""
         lines = self._open.get((self._round.used.circle(queue), flavour))
         return lines is None or lines not in ([], [queue])
@@ -116,20 +116,20 @@ class Owners:
         """
         if self._round.promised.within(queue, flavour, need):
             return True
+        left = self.left(queue, flavour, passing=passing)
+        return left is None or all(amount <= left[resource] for resource, amount in need)
+
+    def left(self, queue: int, flavour: int, *, passing: bool) -> list[int] | None:
+        """R, what a queue may use, borrowed or not, when owners have had theirs; None where they want nothing, so that
+        it is as much as there is."""
         claims, ledger = self._claims_and_ledger(self._round.used.circle(queue))
-        if not claims or (len(claims) == 1 and queue in claims):
-            return True
         own = claims.get(queue, {})
-        if not passing:
-            # Without its own claims the queue may use more, but by no more than these.
-            mine = dict(own.get(flavour, ()))
-            for at, amount in need:
-                if ledger.available(queue, flavour, at) + mine.get(at, 0) < amount:
-                    return False
+        if len(claims) == bool(own):
+            return None
         _charge(ledger, queue, own, -1)
-        short = (ledger.shortage_in_passing if passing else ledger.shortage)(queue, flavour, need)
+        left = ledger.left(queue, flavour, passing=passing)
         _charge(ledger, queue, own, 1)
-        return short is None
+        return left
 
     def ledger_for(self, queue: int, flavour: int, need: Need) -> Ledger:
         """The ledger of promises as a job sees it: less what owners want, if it has to borrow."""

@@ -175,6 +175,8 @@ def _ask_again(round_: Round, heads: Heads, preempting: Preempting, verdicts: li
     while found:
         found = False
         for index, verdict in enumerate(verdicts):
+            if preempting.exhausted:
+                return verdicts
             waits = verdict.fate in (Fate.ROOM, Fate.QUOTA) and verdict.job not in heads.jobs
             if waits and preempting.clear(verdict, everybody):
                 verdicts[index], found = cleared(verdict), True

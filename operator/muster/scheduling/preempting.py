@@ -57,6 +57,11 @@ class Preempting:
         self._slots: dict[tuple[int, int], int] = {}  # of a kind and choice: see `_slots_then`
         self._failed: dict[tuple[int, int, int, int], float] = {}  # the least work for which a search was in vain
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether this plan looks for no more victims, whoever asks."""
+        return self._left <= 0 or self._looked_at >= self._round.policy.candidates
+
     def clear(self, verdict: Verdict, passed: Set[int]) -> bool:
         """Promise room to a job that waits for quota or room, and ask its victims to go. False: it waits on.
 
@@ -66,7 +71,7 @@ class Preempting:
             passed: running jobs that rank before it. Those of them that yield were let in before others, not before it.
         """
         round_, job = self._round, verdict.job
-        if self._left <= 0 or self._looked_at >= round_.policy.candidates:  # first: it is so for most who ask
+        if self.exhausted:  # first: it is so for most who ask
             return False
         if not (round_.policy.preemption or round_.policy.backfill):
             return False

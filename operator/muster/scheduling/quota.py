@@ -137,6 +137,17 @@ class Ledger:
                 return least
             at = queue * size + inner
 
+    def left(self, queue: int, flavour: int, *, passing: bool = False) -> list[int]:
+        """R, `available` of each resource; `passing`: for a job that may take what is held back."""
+        held_back = self._held_back
+        if passing:
+            self._held_back = set()
+        limited, left = self.limited(queue, flavour), [_FREE] * self._resources
+        for resource in limited:
+            left[resource] = self.available(queue, flavour, resource)
+        self._held_back = held_back
+        return left
+
     def left_by_queue(self) -> Int:
         """Q x V x R: `available` of every queue at once."""
         limits = self._allowed.limits

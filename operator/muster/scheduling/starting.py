@@ -13,6 +13,7 @@ from typing import Final
 
 from muster.scheduling.gangs import Gang
 from muster.scheduling.heads import Heads
+from muster.scheduling.open_quota import OpenQuota
 from muster.scheduling.outlook import Hope, Outlook
 from muster.scheduling.owners import Owners
 from muster.scheduling.placement import fits
@@ -73,12 +74,9 @@ class Starting:
         self.obstacles, self.short = self._outlook.obstacles, self._outlook.short
         self._first_choice: dict[tuple[int, int], int] = {}
         self.owners = Owners(round_, _Wishes(round_, self.obstacles, self._first_choice).of)
-        self._sized_at = (NONE, 0)
-        self._sized: dict[tuple[int, bool], int] = {}
+        self._open = OpenQuota(round_, self.owners)
         self._admitted = 0
         self._no_quota: set[tuple[int, int]] = set()
-        self._left: dict[tuple[int, int, int], int] = {}
-        self._left_in_passing: dict[tuple[int, int, int], int] = {}
         self._no_room: set[tuple[int, int]] = set()
         self._hopeless: dict[tuple[int, int], bool] = {}
         for job in self._outlook.special:
@@ -96,7 +94,7 @@ class Starting:
         round_ = self._round
         queue, kind = round_.queue_of[job], round_.kinds.of[job]
         first = self._first_choice.get((queue, kind), 0)
-        fate, common, none = _QUOTA, True, True
+        fate, common = _QUOTA, True
         for choice in self._hopes[kind].choices:
             size, passing = self._largest_with_quota(job, kind, choice), False
             if own:
@@ -105,7 +103,6 @@ class Starting:
                 size, passing = self._largest_in_passing(job, kind, choice), True
             if size == 0:
                 continue
-            none = False
             if fate is _QUOTA and not passing:
                 fate, first = _ROOM, choice
             if (kind, choice) in self._no_room:
@@ -114,18 +111,20 @@ class Starting:
             if admission is not None:
                 return admission
             common = common and (kind, choice) in self._no_room
-        if none and not own:  # what one has no room for in passing, one that takes less time may have
-            self._no_quota.add((queue, kind))
         return Verdict(job, fate, first, common)
 
     def lacks_quota(self, job: int) -> Verdict | None:
-        """The verdict on a job of which it is known already that it lacks quota."""
+        """The verdict on a job that lacks quota now, in passing, too, whichever of its choices it takes."""
         # Asked for every job that waits, and true of most of them.
         round_ = self._round
-        alike = (round_.queue_of[job], round_.kinds.of[job])
-        if job in self.short or alike in self._no_quota:
-            return Verdict(job, _QUOTA, self._first_choice.get(alike, 0))
-        return None
+        kind = round_.kinds.of[job]
+        alike = (round_.queue_of[job], kind)
+        if job not in self.short and alike not in self._no_quota:
+            for choice in self._hopes[kind].choices:
+                if self._largest(job, kind, choice):
+                    return None
+            self._no_quota.add(alike)
+        return Verdict(job, _QUOTA, self._first_choice.get(alike, 0))
 
     def owner_before(self, job: int) -> int | None:
         """The next of those whose turn comes before a job that has quota, but would borrow it; None for all others.
@@ -139,9 +138,9 @@ class Starting:
             return None
         for choice in self._hopes[kind].choices:
             flavour = it.choices[choice].flavour
-            if not self.owners.left(queue, flavour):
+            if not self.owners.may_come(queue, flavour):
                 continue
-            size = self._largest_with_quota(job, kind, choice) or self._largest_in_passing(job, kind, choice)
+            size = self._largest(job, kind, choice)
             if size == 0:
                 continue
             need = round_.kinds.limited_need(kind, choice, size, round_.used.limited(queue, flavour))
@@ -159,7 +158,7 @@ class Starting:
         """Whether quota and room allow it now, for whomever the room is kept."""
         kind = self._round.kinds.of[job]
         for choice in self._hopes[kind].choices:
-            size = self._largest_with_quota(job, kind, choice) or self._largest_in_passing(job, kind, choice)
+            size = self._largest(job, kind, choice)
             if size and self._largest_with_room(kind, choice, size, spare=False):
                 return True
         return False
@@ -190,8 +189,6 @@ class Starting:
         """Victims' quota is somebody's again: what lacked quota before may have it now."""
         self.owners.look_again()
         self._no_quota.clear()
-        self._left.clear()
-        self._left_in_passing.clear()
 
     def _look(self, kind: int) -> Hope:
         round_, fates, able = self._round, [], []
@@ -245,6 +242,10 @@ class Starting:
             self._hopeless[key] = all(round_.never(job, choice, need) is not None for choice, need in needs)
         return self._hopeless[key]
 
+    def _largest(self, job: int, kind: int, choice: int) -> int:
+        """The largest of its sizes for which there is quota now, if need be in passing, or 0."""
+        return self._largest_with_quota(job, kind, choice) or self._largest_in_passing(job, kind, choice)
+
     def _largest_in_passing(self, job: int, kind: int, choice: int) -> int:
         """The same with what is held back for an older job of its queue: for those that give it back on demand."""
         round_, it = self._round, self._round.kinds.kinds[kind]
@@ -256,37 +257,20 @@ class Starting:
         return self._largest_with_quota(job, kind, choice, passing=True)
 
     def _largest_with_quota(self, job: int, kind: int, choice: int, *, passing: bool = False) -> int:
-        """The largest of its sizes for which there is quota now, or 0.
+        sizes = self._round.kinds.kinds[kind].sizes
+        if len(sizes) == 1:
+            return sizes[0] if self._has_quota(job, kind, choice, sizes[0], passing=passing) else 0
+        first = bisect_left(sizes, True, key=lambda size: self._has_quota(job, kind, choice, size, passing=passing))
+        return sizes[first] if first < len(sizes) else 0
 
-        Asked before owners have their turn, and when they had it: mostly no quota has changed in between.
-        """
-        asked = (job, self._round.touches)
-        if asked != self._sized_at:
-            self._sized_at, self._sized = asked, {}
-        size = self._sized.get((choice, passing))
-        if size is None:
-            size = self._sized[choice, passing] = self._find_size(job, kind, choice, passing=passing)
-        return size
-
-    def _find_size(self, job: int, kind: int, choice: int, *, passing: bool) -> int:
-        kinds, it = self._round.kinds, self._round.kinds.kinds[kind]
-        queue, flavour = self._round.queue_of[job], it.choices[choice].flavour
-        limited, left = self._round.used.limited(queue, flavour), self._left_in_passing if passing else self._left
-        owners = self.owners if self._round.policy.preemption and it.preemptible else None
-        for size in it.sizes:
-            need = kinds.limited_need(kind, choice, size, limited)
-            if not need:
-                return size
-            if left and any(amount > left.get((queue, flavour, resource), amount) for resource, amount in need):
-                continue
-            short = self._round.shortage(job, choice, need, passing=passing)
-            if short is not None:
-                if it.preemptible:  # what others may not use, a job that must not borrow may
-                    left[queue, flavour, short.resource] = short.available
-                continue
-            if owners is None or owners.allow(queue, flavour, need, passing=passing):
-                return size
-        return 0
+    def _has_quota(self, job: int, kind: int, choice: int, size: int, *, passing: bool) -> bool:
+        round_, kinds = self._round, self._round.kinds
+        it, queue = kinds.kinds[kind], round_.queue_of[job]
+        flavour = it.choices[choice].flavour
+        need = kinds.limited_need(kind, choice, size, round_.used.limited(queue, flavour))
+        if it.preemptible:  # what others may not use, a job that must not borrow may
+            return self._open.has(queue, flavour, need, passing=passing)
+        return round_.shortage(job, choice, need, passing=passing) is None
 
     def _first_choice_of(self, job: int) -> int:
         """The first choice of nodes for which its queue could ever have the quota."""
