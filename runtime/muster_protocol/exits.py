@@ -65,7 +65,7 @@ class ExitFacts:
         message: one sentence for people: what is wrong, where, how to mend it.
         rank: global rank of the process that failed first on this pod, or None.
         rank_exit_code: that process's exit code; negative for a signal, as `subprocess` gives it.
-        traceback: the last lines of that process's Python traceback; without one, of its stderr.
+        traceback: the last lines of that process's Python traceback; without one, of its stderr, or else its stdout.
         step: last step that the pod's ranks reported, or else the one that they resumed from, or None.
         loss: the loss of that step as it was reported, a decimal string, or "".
         committed_step: step of the last committed checkpoint that the pod knows of, or None.

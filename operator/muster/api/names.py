@@ -335,7 +335,8 @@ class Reason(str, Enum):
     """Every rank ended with exit code 0 and trained nothing: the run at `checkpoint.uri` had finished before. The
     message says at which step, and how to begin a fresh run."""
     USER_ERROR = "UserError"
-    """The training script failed more often than `restart.limit` allows."""
+    """The training script failed more often than `restart.limit` allows, or uses its session in a way that no start
+    makes right."""
     IDENTICAL_FAILURES = "IdenticalFailures"
     """The training script failed twice alike, with the same exception at the same place and step: mend it."""
     OUT_OF_MEMORY = "OutOfMemory"

@@ -163,7 +163,7 @@ class Failure(Model):
     message: Message = ""
     """What went wrong and how to mend it."""
     traceback: Message = ""
-    """The last lines of its Python traceback; of its stderr when it left none."""
+    """The last lines of its Python traceback; without one, of its stderr, or else of its stdout."""
     at: Timestamp | None = None
     """When it was seen."""
 

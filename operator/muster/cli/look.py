@@ -37,6 +37,7 @@ from muster.telling.wording import (
     before_the_first_step,
     below,
     capacity_of,
+    gpu_time,
     one_line,
     pod_state,
     runtime_left,
@@ -170,6 +171,8 @@ def _facts(scene: Scene) -> Table:
     if status.checkpoint is not None:
         age = f", {ago(status.checkpoint.committed_at, scene.now)}" if status.checkpoint.committed_at else ""
         head.add_row("Checkpoint", f"step {status.checkpoint.step}{age}  {status.checkpoint.uri or ''}")
+    if told := ", ".join(filter(None, gpu_time(scene))):
+        head.add_row("Used", told)
     if status.saving is not None and phase not in FINAL:
         head.add_row("Saves", _saves(status.saving))
     kept = find_condition(status.conditions, ConditionType.CHECKPOINT_IN_MEMORY.value)

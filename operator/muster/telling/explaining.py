@@ -22,6 +22,7 @@ from muster.telling.wording import (
     answered,
     before_the_first_step,
     below,
+    gpu_time,
     silent,
     size_kept,
     survived,
@@ -220,6 +221,9 @@ def _time(scene: Scene) -> Iterator[tuple[str, ...]]:
         yield "goodput", "unknown", untold
     else:
         yield "goodput", f"{float(known.ratio):.1%}", f"of the time {_counted(scene, known)} was training{apart}"
+    hours, money = gpu_time(scene)
+    if hours:
+        yield "used", hours, money
     for part, seconds, share in goodput.shares(known.seconds):
         told = UNTOLD if untold and part == goodput.STARTING else PARTS[part]
         yield format_duration(seconds), f"{share:.1%}", told

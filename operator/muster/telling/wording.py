@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from decimal import Decimal
 from typing import Final
 
 from muster.api.common import find_condition
 from muster.api.effective import effective_spec
 from muster.api.names import ConditionType, Phase
 from muster.api.restarts import Group, used
+from muster.api.terms import Usage
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import NumericsStatus, TrainingJobStatus, TrainingWarning
 from muster.cluster.status import below_wish, held_of
@@ -294,6 +296,22 @@ def pod_state(pod: PodView) -> str:
     if facts.rank_exit_code is not None and facts.cause in OF_A_RANK:
         return f"{phase}, exit code {facts.rank_exit_code} of a rank"
     return f"{phase}, exit code {pod.exit_code} ({facts.cause.value})"
+
+
+def gpu_time(scene: Scene) -> tuple[str, str]:
+    """(GPU hours that the job has used, what of them has been counted as money); "" for nothing.
+
+    What the present placement costs is counted at its end, at prices that the job's object doesn't name.
+    """
+    spec, status = effective_spec(scene.job.spec, scene.job.status.defaults), scene.job.status
+    usage, placement = status.usage or Usage(), status.placement
+    seconds = float(usage.gpu_seconds)
+    begins = placement.counts_from if placement is not None else None
+    if placement is not None and begins is not None:
+        seconds += float(placement.gpus(spec.gpus_per_worker)) * max(0.0, (scene.now - begins).total_seconds())
+    hours = f"{seconds / 3600:,.2f} GPU hours" if seconds else ""
+    apart = " until the present placement" if begins is not None else ""
+    return hours, f"{Decimal(usage.cost):,.2f} in money{apart}" if usage.cost else ""
 
 
 def ago(moment: datetime | None, now: datetime) -> str:

@@ -105,7 +105,8 @@ class Endings:
     async def _judge(self, rank: Rank) -> Failure:
         await beside(rank.drain)
         risen = termination.oom_kills() > self._oom_kills
-        return verdict.failure(rank.rank, rank.exit_code or 0, rank.stderr_tail(), killed_for_memory=risen)
+        out, err = rank.tails()
+        return verdict.failure(rank.rank, rank.exit_code or 0, err, out, killed_for_memory=risen)
 
     async def stopped(self) -> ExitFacts | None:
         """The stop path. The script saves and exits 75, or ends by SIGTERM, within the grace. None: the only pod that

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Final
 
 KEPT_LINES: Final = 200
-"""Lines of each rank's stderr that are kept; a traceback is looked for there."""
+"""Lines of each of a rank's streams that are kept; a traceback is looked for in those of stderr."""
 LINE_LIMIT: Final = 64 * 1024
 """Bytes; a longer line is passed on in pieces."""
 IDLE_FLUSH_SECONDS: Final = 5.0

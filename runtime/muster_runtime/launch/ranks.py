@@ -57,8 +57,9 @@ class Rank:
         for pump in self.pumps:
             pump.join(max(0.0, until - time.monotonic()))
 
-    def stderr_tail(self) -> list[str]:
-        return self.pumps[1].tail() if self.pumps else []
+    def tails(self) -> tuple[list[str], list[str]]:
+        """The last lines of its stdout and of its stderr."""
+        return (self.pumps[0].tail(), self.pumps[1].tail()) if self.pumps else ([], [])
 
 
 async def beside(work: Callable[[], None]) -> None:

@@ -157,7 +157,7 @@ def _progress(message: report.Progress, now: float) -> Iterator[Point]:
 
 
 def _committed(message: report.CheckpointCommitted) -> News:
-    values = {"seconds": message.seconds, "stall_seconds": message.stall, "bytes": message.bytes}
+    values = {"seconds": message.seconds, "stall_seconds": message.stall, "bytes": message.total or message.bytes}
     points = (Point(f"muster/checkpoint_{k}", v, message.step, message.committed_at) for k, v in values.items())
     return News(tuple(points), tags={"muster.checkpoint.uri": message.uri, "muster.checkpoint.step": str(message.step)})
 

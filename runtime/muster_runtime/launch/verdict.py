@@ -71,14 +71,18 @@ LEFT_EARLY: Final = "had ended well before: all ranks have to make the same numb
 LOST_EACH_OTHER: Final = "no rank failed by itself: the network between them did, or one of them hangs"
 
 
-def failure(rank: int, exit_code: int, stderr: Sequence[str], *, killed_for_memory: bool) -> Failure:
+def failure(
+    rank: int, exit_code: int, stderr: Sequence[str], stdout: Sequence[str] = (), *, killed_for_memory: bool
+) -> Failure:
     """What the end of `rank` with `exit_code` (not 0) means.
 
-    `stderr` are its last lines; `killed_for_memory`: the kernel's OOM killer was at work in this container meanwhile.
+    `stderr` and `stdout` are its last lines; `killed_for_memory`: the kernel's OOM killer was at work in this container
+    meanwhile.
     """
     ended_by = _signal(exit_code)
     traceback = "" if ended_by in _FROM_OUTSIDE else tracebacks.last_traceback(stderr)
     last_words = "" if traceback else tracebacks.last_words(stderr)
+    aside = "" if traceback or last_words else tracebacks.last_words(stdout)
     how = f"rank {rank} {describe(exit_code)}"
     what = tracebacks.exception_line(traceback)
     signature = tracebacks.signature(what, traceback)
@@ -101,12 +105,14 @@ def failure(rank: int, exit_code: int, stderr: Sequence[str], *, killed_for_memo
     echo = tracebacks.is_echo(traceback or "\n".join(stderr[-20:]))
     if not traceback and not ended_by:
         signature = f"exit code {exit_code}"
-        if last_words:
-            said = last_words.splitlines()[-1].strip()
+        if last_words or aside:
+            said = (last_words or aside).splitlines()[-1].strip()
             message += f": {said}"
-            signature += f", {tracebacks.signature(said, last_words)}"
+            if last_words:  # by stdout, where progress is told as well, no failure is known again
+                signature += f", {tracebacks.signature(said, last_words)}"
     crash = bool(ended_by) or (bool(traceback) and not what.startswith(_OURS))
-    return Failure(rank, exit_code, Cause.USER, message, traceback, echo, last_words, crash, "" if echo else signature)
+    words, known = last_words or aside, "" if echo else signature
+    return Failure(rank, exit_code, Cause.USER, message, traceback, echo, words, crash, known)
 
 
 def _signal(exit_code: int) -> int:

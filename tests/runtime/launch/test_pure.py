@@ -281,6 +281,18 @@ def test_a_program_without_tracebacks_leaves_its_last_words() -> None:
     assert facts.traceback == "usage: train [-h]\ntrain: error: no such file: data.bin"
 
 
+def test_one_that_logs_to_stdout_alone_leaves_that() -> None:
+    """But is not known again by it: there the last word may be of progress."""
+    said = ["record 17 of shard 3 has no label; giving up"]
+    failure = verdict.failure(2, 3, [], ["step 16", *said], killed_for_memory=False)
+    facts = verdict.failed(failure, None, index=0)
+    assert facts.message == f"rank 2 exited with code 3: {said[0]}"
+    assert facts.traceback == f"step 16\n{said[0]}"
+    assert failure.signature == "exit code 3"
+    assert verdict.failure(2, 3, ["E: bad"], said, killed_for_memory=False).last_words == "E: bad"
+    assert verdict.failure(2, 1, lines(SIMPLE), said, killed_for_memory=False).last_words == ""
+
+
 def test_a_rank_that_is_ended_by_a_signal_leaves_its_last_words_as_well() -> None:
     """They are shown, but not said to be the reason."""
     what = "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error: misaligned address"

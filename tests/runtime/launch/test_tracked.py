@@ -88,6 +88,14 @@ def test_how_a_run_stands_at_its_end(cause: Cause, reason: StopReason, by_signal
     assert tracked.status(ExitFacts(cause, exits.EXIT_OK, ""), reason, by_signal=by_signal) is status
 
 
+@pytest.mark.parametrize(("total", "told"), [(4096, 4096), (0, 1024)])
+def test_a_checkpoint_has_the_bytes_of_all_ranks(total: int, told: int) -> None:
+    committed = report.CheckpointCommitted(0, 5, "s3://b/x", 1.5, 1024, 1e9, 0.1, total)
+    news = tracked.of_report(committed, config.read({env.LEADER_HOST: "127.0.0.1"}, ("true",)), 0.0)
+    assert news is not None
+    assert {point.name: point.value for point in news.points}["muster/checkpoint_bytes"] == told
+
+
 def test_what_the_operator_tells_goes_on_counting() -> None:
     facts = Facts({"muster.queue": "q"}, gpus=4, gpu_seconds=7200, cost="10", hourly=8.0, currency="USD", at=1000.0)
     assert tracked.readable(facts)

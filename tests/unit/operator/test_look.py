@@ -477,6 +477,25 @@ def test_what_a_script_said_commands_no_terminal(capsys: pytest.CaptureFixture[s
     assert all(character.isprintable() for character in told.replace("\n", ""))
 
 
+def test_what_a_job_has_used_is_told_up_to_now() -> None:
+    usage = {"gpuSeconds": 1369, "cost": "2.3406"}
+    ended = Scene(job(phase="Succeeded", usage=usage), (), (), NOW)
+    assert "0.38 GPU hours, 2.34 in money" in shown(ended)
+    placed = {
+        "generation": 2,
+        "workers": 2,
+        "gpusPerWorker": 8,
+        "placedAt": "2026-01-02T02:04:05Z",
+        "nodes": [{"node": "a", "indexes": "0-1"}],
+    }
+    runs = Scene(job(phase="Running", usage=usage, placement=placed), (), (), NOW)
+    assert "16.38 GPU hours, 2.34 in money until the present placement" in shown(runs)
+    first = Scene(job(phase="Running", placement=placed), (), (), NOW)
+    assert "16.00 GPU hours" in shown(first)
+    assert "in money" not in shown(first)
+    assert "Used" not in shown(Scene(job(phase="Queued"), (), (), NOW))
+
+
 def test_a_gang_below_its_wish_says_why_it_is_not_larger_and_when_it_may_be() -> None:
     placement = {"generation": 2, "workers": 6, "nodes": [{"node": "a", "indexes": "0-5"}]}
     growth = {"reason": "Settling", "message": "there is room", "workers": 8, "notBefore": "2026-01-02T03:08:05Z"}

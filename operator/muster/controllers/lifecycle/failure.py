@@ -66,6 +66,10 @@ _FAILED_REASON: Final = {
 }
 
 
+_MISUSE: Final = "muster_runtime.errors.UsageError"
+"""What a rank raises whose script does what no start makes right."""
+
+
 def recover(turn: Turn) -> bool:
     """Find the first cause among the gang's ends and act on it."""
     placement = turn.status.placement
@@ -101,8 +105,12 @@ def go_on(turn: Turn, cause: End) -> None:
     last, group = turn.status.failure, group_of(cause.cause)
     alike = (last.alike or 1) if last is not None else 1
     used, limit = spent(turn, cause), turn.s.spec.restart_limits[group] if group is not None else None
-    if alike >= ALIKE and cause.kind in COUNTED and resized.go_back(turn, cause, alike):
+    misused = cause.signature.startswith(_MISUSE)
+    if (alike >= ALIKE or misused) and cause.kind in COUNTED and resized.go_back(turn, cause, alike):
         restart(turn, cause, 1, None)  # it was not the author who chose that size
+    elif misused:
+        remark = "the script uses its session in a way that it can't, and would again: mend it, then delete the job"
+        fail(turn, cause, Reason.USER_ERROR, f"{remark} and apply it again")
     elif alike >= ALIKE and cause.kind in COUNTED:
         reason = Reason.OUT_OF_MEMORY if cause.kind is Kind.OUT_OF_MEMORY else Reason.IDENTICAL_FAILURES
         fail(turn, cause, reason, _alike(cause, alike))

@@ -20,9 +20,9 @@ def go_back(turn: Turn, cause: End, alike: int) -> bool:
     former, placement = _former_size(turn), turn.status.placement
     if former is None or placement is None:
         return False
+    often = f" {alike} times alike" if alike > 1 else ""
     why = (
-        f"with {placement.workers} workers its script failed {alike} times alike, and it had trained with {former}: "
-        f"{cause.message}"
+        f"with {placement.workers} workers its script failed{often}, and it had trained with {former}: {cause.message}"
     )
     fixed = FixedSize(workers=former, message=why, failed=placement.workers, observed_generation=turn.generation)
     # What failed with that size says nothing of the script with the former one, and is not to use up its restarts.

@@ -137,3 +137,24 @@ def test_a_gang_that_never_trained_has_no_size_to_go_back_to() -> None:
     again(case)
     fail(case)
     assert case.phase == "Failed"
+
+
+USAGE = "muster_runtime.errors.UsageError: a global batch of # is not shared equally by # ranks"
+
+
+def test_misuse_of_the_session_ends_the_job_at_once() -> None:
+    case = elastic()
+    fail(case, USAGE)
+    assert (case.phase, case.reason(ConditionType.FAILED)) == ("Failed", "UserError")
+    assert case.message(ConditionType.FAILED).startswith("the script uses its session in a way that it can't")
+    assert not case.job.status.restarts
+
+
+def test_but_not_where_it_comes_with_a_size_that_the_author_did_not_choose() -> None:
+    case = elastic()
+    resize(case, "n0", "n1", "n2")
+    fail(case, USAGE)
+    fixed = case.job.status.fixed_size
+    assert fixed is not None
+    assert (case.phase, fixed.workers, fixed.failed) == ("Restarting", 2, 3)
+    assert fixed.message.startswith("with 3 workers its script failed, and it had trained with 2: ")
