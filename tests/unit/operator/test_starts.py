@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+import pytest
 from tests.unit.operator.lifecycle.cases import trainingjob
 from tests.unit.operator.test_planning import Items, world
 
@@ -16,6 +17,8 @@ from muster.controllers.inputs import Inputs
 from muster.controllers.records import Record
 from muster.controllers.starts import COUNTED, ENOUGH, Starts
 from muster.controllers.terms import START_SECONDS
+
+pytestmark = pytest.mark.unit
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
 
