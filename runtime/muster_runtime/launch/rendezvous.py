@@ -107,7 +107,7 @@ class Rendezvous:
             self._wait, self._wait_name = REJOIN_SECONDS, "the time of a restart in place"
         if not self.lost:
             self._deadline = max(state.clock(), self.not_before) + self._wait
-        say_at = state.clock() + 1.0
+        say_at, waits = state.clock() + 1.0, False
         try:
             while True:
                 state.raise_if_over(0)
@@ -118,13 +118,15 @@ class Rendezvous:
                 if checked and self._barrier.may_be_full and not self._barrier.missing(now):
                     self._check_nodes()
                     release = self._let_go()
+                    if waits:
+                        say(f"all {self._config.workers} workers are here")
                     return self._partners.release(release, 0)
                 if now >= self._deadline:
                     raise Over(self._late(self._barrier.missing(now)))
                 if now >= say_at and (missing := self._barrier.missing(now)):
                     here = self._config.workers - len(missing)
                     say(f"waiting for index {_some(missing)} ({here} of {self._config.workers} are here)")
-                    say_at = now + _SAY_AGAIN_SECONDS
+                    say_at, waits = now + _SAY_AGAIN_SECONDS, True
                 until = min(self._deadline, self.not_before) if now < self.not_before else self._deadline
                 await state.wait(min(1.0, until - now))
         except Over as over:

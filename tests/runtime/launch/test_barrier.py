@@ -49,6 +49,15 @@ def test_whoever_called_in_vain_says_that_it_tries_again_and_then_that_it_has_jo
     assert last == "[muster] joined as index 1; all 2 workers are here"
 
 
+def test_who_said_for_whom_it_waits_says_when_all_are_here(make_gang: MakeGang) -> None:
+    gang = make_gang(2)
+    leader = gang.pod(0, ["true"])
+    gang.eventually(lambda: "waiting for index 1 (1 of 2 are here)" in leader.log(), "it says for whom it waits")
+    for pod in (gang.pod(1, ["true"]), leader):
+        assert pod.end().cause is Cause.SUCCEEDED, pod.log()
+    assert "[muster] all 2 workers are here\n" in leader.log().partition("are here)")[2]
+
+
 def test_a_missing_worker_ends_the_gang_at_ready_timeout_by_name(make_gang: MakeGang) -> None:
     gang = make_gang(3, MUSTER_READY_TIMEOUT="1.5")
     leader, follower = gang.pod(0, ["true"]), gang.pod(1, ["true"])
