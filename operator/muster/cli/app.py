@@ -209,7 +209,7 @@ def logs(
     ] = None,
     rank: Annotated[int | None, typer.Option(help="Only what this rank has written.", min=0)] = None,
     everybody: Annotated[bool, typer.Option("--all", help="All workers.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay, until the workers have ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay, until the job has ended.")] = False,
     tail: Annotated[int | None, typer.Option(help="Only so many of each worker's last lines.", min=0)] = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from muster.api.effective import effective_spec
@@ -19,6 +19,8 @@ from muster.telling.wording import one_line
 
 Write = Callable[[str], object]
 
+LOOK_SECONDS: Final = 2.0
+"""Between two looks at which pods there are, while some are followed."""
 FOLLOWED: Final = 100
 """Logs that are read at once: each is a connection through the API server to a kubelet."""
 
@@ -40,7 +42,7 @@ async def logs(
     Args:
         workers: their indexes; empty for all.
         rank: only what this rank has written, whichever worker it is in.
-        follow: go on until they end.
+        follow: go on until the job has ended, with the pods that take their places, too.
         tail: only so many of each one's last lines; of the rank's own, where one is named.
 
     Raises:
@@ -55,26 +57,99 @@ async def logs(
                 "--rank, or leave -f out"
             )
         only = f"[rank {rank}] " if rank is not None and world_size(scene) > 1 else ""
-        prefixes = [f"[worker {pod.index}] " if len(found) > 1 else "" for pod in found]
-        turn = asyncio.Semaphore(FOLLOWED)
-        silent = True
-
-        def write_down(text: str) -> None:
-            nonlocal silent
-            silent = False
-            write(text)
-
-        async def one(pod: PodView, prefix: str) -> None:
-            async with turn:
-                if only and tail is not None:
-                    await _copy_last(api, pod, write_down, only, follow=follow, tail=tail)
-                else:
-                    await _copy(api, pod, _lines(write_down, prefix, only), follow=follow, tail=tail)
-
-        await asyncio.gather(*map(one, found, prefixes))
-        if only and silent and tail != 0:
+        copies = _Copies(api, write, only, follow=follow)
+        if follow:
+            await _follow(api, copies, scene, workers if rank is None else worker_of(scene, rank), tail)
+        else:
+            await asyncio.gather(*(copies.one(pod, tail, several=len(found) > 1) for pod in found))
+        if only and copies.silent and tail != 0:
             note(f"rank {rank} has written nothing in {found[0].name}; without --rank all of that worker is shown")
         return 0
+
+
+class _Copies:
+    """Copies logs of pods, so many at once.
+
+    Attributes:
+        silent: nothing has been written yet.
+    """
+
+    def __init__(self, api: Api, write: Write, only: str, *, follow: bool) -> None:
+        """`only`: how the lines begin that are meant."""
+        self._api, self._write, self._only, self._follow = api, write, only, follow
+        self._turn = asyncio.Semaphore(FOLLOWED)
+        self.silent = True
+
+    async def one(self, pod: PodView, tail: int | None, *, several: bool) -> None:
+        """`several`: each line says of which worker it is."""
+        async with self._turn:
+            if self._only and tail is not None:
+                await _copy_last(self._api, pod, self._take, self._only, follow=self._follow, tail=tail)
+            else:
+                prefix = f"[worker {pod.index}] " if several else ""
+                take = _lines(self._take, prefix, self._only)
+                await _copy(self._api, pod, take, follow=self._follow, tail=tail)
+
+    def _take(self, text: str) -> None:
+        self.silent = False
+        self._write(text)
+
+
+async def _follow(api: Api, copies: _Copies, scene: Scene, workers: Sequence[int], tail: int | None) -> None:
+    """The workers' pods, and those that take their places, until the job has ended.
+
+    Of the first ones it is told that one has no log yet; a later one is tried again.
+    """
+    name, namespace = scene.job.metadata.name, scene.job.metadata.namespace
+    running: dict[asyncio.Task[None], PodView] = {}
+    first = pods_of(scene, workers)
+    read, announced, known = set[str](), {pod.name for pod in first}, {pod.index for pod in first}
+    try:
+        while True:
+            pods = _those_there(scene, workers)
+            for pod in pods:
+                if pod.name in read:
+                    continue
+                if pod.name not in announced and pod.index in known:
+                    note(f"worker {pod.index} goes on in {pod.name}")
+                read.add(pod.name)
+                announced.add(pod.name)
+                known.add(pod.index)
+                copy = copies.one(pod, tail if pod in first else None, several=len(pods) > 1)
+                running[asyncio.create_task(copy)] = pod
+            if not running and scene.job.status.finished_at is not None:
+                return
+            for task in await _ended(running, all_run=known == {pod.index for pod in running.values()}):
+                pod, error = running.pop(task), task.exception()
+                if isinstance(error, NotThere) and pod not in first:
+                    read.discard(pod.name)  # it does not run yet, or is gone already
+                elif error is not None:
+                    raise error
+            try:
+                scene = await look(api, name, namespace)
+            except NotThere as gone:  # the job was deleted
+                note(str(gone))
+                return
+    finally:
+        for task in running:
+            task.cancel()
+
+
+async def _ended(running: Collection[asyncio.Task[None]], *, all_run: bool) -> set[asyncio.Task[None]]:
+    """Those that have ended: waited for as long as `all_run`, else a moment, in which others may begin."""
+    if not running:
+        await asyncio.sleep(LOOK_SECONDS)
+        return set()
+    moment = None if all_run else LOOK_SECONDS
+    return (await asyncio.wait(running, timeout=moment, return_when=asyncio.FIRST_COMPLETED))[0]
+
+
+def _those_there(scene: Scene, workers: Sequence[int]) -> list[PodView]:
+    """As `pods_of`, without those that are not there: the gang waits, or has fewer workers for now."""
+    try:
+        return [pod for pod in pods_of(scene, ()) if not workers or pod.index in workers]
+    except NotThere:
+        return []
 
 
 def world_size(scene: Scene) -> int:

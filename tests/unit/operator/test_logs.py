@@ -161,3 +161,89 @@ async def test_of_a_large_gang_so_many_logs_are_read_at_once_and_no_more_are_fol
     assert server.most == printing.FOLLOWED
     with pytest.raises(NotThere, match="train has 150 workers, and 100 can be followed at once: name them by --worker"):
         await printed(monkeypatch, server, large, workers=(), follow=True)
+
+
+class Following:
+    """A job whose pods come and go: `scenes` are seen one after the other, the last one for good."""
+
+    def __init__(self, *scenes: Scene, waiting: int = 0) -> None:
+        self.scenes, self.waiting = list(scenes), waiting
+        self.credentials = type("Credentials", (), {"namespace": "research"})
+
+    async def look(self, *_: Any) -> Scene:
+        return self.scenes.pop(0) if len(self.scenes) > 1 else self.scenes[0]
+
+    async def log(
+        self, namespace: str, name: str, container: str, *, follow: bool, tail: int | None
+    ) -> AsyncIterator[str]:
+        assert follow
+        if name != "train-g1-0-0" and self.waiting:
+            self.waiting -= 1
+            raise ApiError(400, "BadRequest", "waiting to start: ContainerCreating")
+        yield f"{name}, tail {tail}\n"
+
+
+async def followed(monkeypatch: pytest.MonkeyPatch, server: Following, **options: Any) -> list[str]:
+    @asynccontextmanager
+    async def connected(*_: Any) -> AsyncIterator[Following]:
+        yield server
+
+    monkeypatch.setattr(printing, "connected", connected)
+    monkeypatch.setattr(printing, "look", server.look)
+    monkeypatch.setattr(printing, "LOOK_SECONDS", 0.01)
+    told: list[str] = []
+    settings: dict[str, Any] = {"workers": (0,), "rank": None, "follow": True, "tail": 5} | options
+    work = printing.logs("train", None, kubeconfig=None, context=None, write=told.append, **settings)
+    assert await asyncio.wait_for(work, 20) == 0
+    return told
+
+
+ENDED = "2026-01-02T03:00:00Z"
+
+
+async def test_whoever_follows_a_worker_follows_it_into_its_next_pods(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits = scene(phase="Queued")
+    second, third = scene(pod(0, 1, 1), pod(1, 1)), scene(pod(0, 2), pod(1, 2))
+    ended = scene(pod(0, 2), pod(1, 2), phase="Succeeded", finishedAt=ENDED)
+    job = Following(scene(pod(0, 1), pod(1, 1)), second, waits, waits, third, ended, waiting=2)
+    told = await followed(monkeypatch, job)
+    assert told == ["train-g1-0-0, tail 5\n", "train-g2-0-0, tail None\n"], "the pod between was gone before it ran"
+    told = capsys.readouterr().err.splitlines()
+    assert told == ["muster: worker 0 goes on in train-g1-0-1", "muster: worker 0 goes on in train-g2-0-0"]
+
+
+async def test_of_all_workers_one_that_is_replaced_is_followed_beside_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Following(
+        scene(pod(0, 1), pod(1, 1)),
+        scene(pod(0, 1, 1), pod(1, 1)),
+        scene(pod(0, 1, 1), pod(1, 1), pod(2, 1), phase="Failed", finishedAt=ENDED),
+    )
+    told = await followed(monkeypatch, job, workers=(), tail=None)
+    assert sorted(told) == [
+        "[worker 0] train-g1-0-0, tail None\n",
+        "[worker 0] train-g1-0-1, tail None\n",
+        "[worker 1] train-g1-1-0, tail None\n",
+        "[worker 2] train-g1-2-0, tail None\n",
+    ]
+    assert capsys.readouterr().err == "muster: worker 0 goes on in train-g1-0-1\n"
+
+
+async def test_a_job_that_was_deleted_is_followed_no_further(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Following(scene(pod(0, 1)))
+
+    async def look(*_: Any) -> Scene:
+        if not looked:
+            looked.append(True)
+            return job.scenes[0]
+        raise NotThere("there is no TrainingJob train")
+
+    looked: list[bool] = []
+    job.look = look  # type: ignore[method-assign]
+    assert await followed(monkeypatch, job) == ["train-g1-0-0, tail 5\n"]
+    assert "there is no TrainingJob train" in capsys.readouterr().err
