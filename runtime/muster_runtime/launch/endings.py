@@ -28,8 +28,6 @@ from muster_runtime.telemetry.goodput import End
 
 ECHO_SECONDS: Final = 1.0
 """How long a failure that looks like an echo waits for another of this pod's ranks to be its cause."""
-STOOD_STILL_SECONDS: Final = 600.0
-"""A failure without any step, later than this, is not taken for the one before: who knows how far it was."""
 
 
 class Endings:
@@ -69,11 +67,12 @@ class Endings:
         """Ranks here have failed. None: the gang starts again."""
         own = await self._first_failure(failed)
         self._hear()
-        if self._step() is None and self._state.clock() - self._standing.started_at > STOOD_STILL_SECONDS:
-            own = replace(own, signature="")
         done = [rank.rank for rank in self._ranks.all if rank.exit_code == 0]
         if own.echo and done:  # the script lets a rank leave before the others
-            own = replace(own, crash=False, message=f"{own.message}; rank {done[0]} {verdict.LEFT_EARLY}")
+            message = f"rank {done[0]} {verdict.LEFT_EARLY}; {own.message}"
+            own = replace(own, crash=False, message=message, signature=verdict.ONE_LEFT)
+        if not self._standing.may_be_known_again(self._step(), self._state.clock()):
+            own = replace(own, signature="")
         say(own.message)
         facts = verdict.facts_of(own)
         self.leave_word(facts)

@@ -262,7 +262,9 @@ class Leader:
         """Every failed rank lost another, and all launchers live: that is no rank's doing, unless one left early."""
         done = [index for index, ended in self._ended.items() if ended.cause == Cause.SUCCEEDED.value]
         if done:
-            return replace(first, message=f"{first.message}; index {done[0]} {verdict.LEFT_EARLY}")
+            message = f"index {done[0]} {verdict.LEFT_EARLY}; {first.message}"
+            known = self._standing.may_be_known_again(first.step, self._state.clock())
+            return replace(first, message=message, signature=verdict.ONE_LEFT if known else "")
         if first.cause != Cause.USER.value or not first.crash:
             return first
         return replace(first, cause=Cause.NETWORK.value, message=f"{first.message}; {verdict.LOST_EACH_OTHER}")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from muster_protocol.idleness import Idleness
 from muster_protocol.launcher_status import Phase
 from muster_protocol.messages import Figures
 from muster_runtime.launch.tally import Tally
+
+STOOD_STILL_SECONDS: Final = 600.0
+"""A failure without any step, later than this, is not taken for the one before: who knows how far it was."""
 
 
 @dataclass
@@ -33,3 +37,7 @@ class Standing:
     copy_error: str = ""
     idleness: Idleness | None = None
     figures: Figures | None = None
+
+    def may_be_known_again(self, step: int | None, now: float) -> bool:
+        """Whether a failure at this step, or before any, may be the same as the one before it."""
+        return step is not None or now - self.started_at <= STOOD_STILL_SECONDS

@@ -68,6 +68,8 @@ _SIGNALS: Final = frozenset(int(one) for one in signal.Signals)
 _FROM_OUTSIDE: Final = frozenset({signal.SIGKILL, signal.SIGTERM})
 """Python says nothing when it ends by these: a traceback is of an exception that the script has lived through."""
 LEFT_EARLY: Final = "had ended well before: all ranks have to make the same number of steps, so see why it made less"
+ONE_LEFT: Final = "one rank ended well before the others"
+"""By which that is known again: what the others say of a lost connection is not the same twice."""
 LOST_EACH_OTHER: Final = "no rank failed by itself: the network between them did, or one of them hangs"
 
 
@@ -201,7 +203,8 @@ def failed(own: Failure, first: Ended | None, index: int) -> ExitFacts:
     """The end by a failed rank. `first` is what the gang found to have come first, None when nobody could be asked."""
     facts = facts_of(own)
     if first is not None and first.index == index:  # index 0 may know more: why it was not tried again, and what it was
-        facts = replace(facts, message=first.message, alike=first.alike)
+        known = first.signature or facts.signature
+        facts = replace(facts, message=first.message, alike=first.alike, signature=known)
         lost = first.cause == Cause.NETWORK.value
         return replace(facts, cause=Cause.NETWORK, exit_code=exits.EXIT_INFRASTRUCTURE) if lost else facts
     if not own.echo:
