@@ -40,6 +40,7 @@ from muster.telling.wording import (
     gpu_time,
     one_line,
     pod_state,
+    replaced,
     runtime_left,
     seconds_left,
     short,
@@ -255,10 +256,8 @@ def _restarts(scene: Scene) -> str:
 def _replacements(scene: Scene) -> Iterator[tuple[str, str]]:
     """Workers that are replaced now in the living gang, and those that were."""
     status = scene.job.status
-    replacing = status.placement.replacing if status.placement is not None else None
-    if replacing is not None:
-        told = f"worker {replacing.indexes}, lost {ago(replacing.since, scene.now)}; the others wait in their pods"
-        yield "Replacing", told
+    if status.placement is not None and status.placement.replacing is not None:
+        yield "Replacing", f"{replaced(scene, status.placement)}; the others wait in their pods"
     if status.replacements:
         yield "Replaced", f"{counted(status.replacements, 'lost worker')}, while the others kept their pods"
 

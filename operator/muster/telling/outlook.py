@@ -130,7 +130,9 @@ def _trains(scene: Scene, spec: EffectiveSpec) -> str:
         base = status.placement.base if status.placement is not None else None
         whole = base is not None and parse_indexes(replacing.indexes)[0] < base  # no gang goes on without its base
         if spec.elastic and status.fixed_size is None and not whole:
-            again = f"where there is no node for {format_duration(spec.shrink_after)}, with fewer workers"
+            left = spec.shrink_after - (scene.now - replacing.since).total_seconds()
+            when = f"in {format_duration(left)}" if left > 0 else "soon"
+            again = f"where there is no node for it by then, {when} with fewer workers (workers.shrinkAfter)"
             return f"worker {replacing.indexes} gets a new pod, and all go on together; {again}"
         return f"worker {replacing.indexes} gets a new pod, and all go on together; where that takes too long, {again}"
     left = seconds_left(scene)

@@ -11,6 +11,7 @@ from typing import Final
 from muster.api.common import find_condition
 from muster.api.effective import effective_spec
 from muster.api.names import ConditionType, Phase
+from muster.api.placement import Placement, format_indexes
 from muster.api.restarts import Group, used
 from muster.api.terms import Usage
 from muster.api.trainingjob import TrainingJob
@@ -27,6 +28,8 @@ from muster_protocol.goodput import PLAIN_AFTER_SECONDS
 SILENT_SECONDS: Final = 300.0
 """The operator hears of a gang that trains, and writes down where its time goes, at least so often, also where it has
 ten thousand to ask and where none of them makes a step."""
+_PLACED_SECONDS: Final = 5.0
+"""In which a lost worker gets another node and a pod there, where there is room for it."""
 WARNINGS_SHOWN: Final = 3
 """Of those that a job's status has, on the page of `muster status`."""
 FINAL: Final = (Phase.SUCCEEDED, Phase.FAILED)
@@ -185,10 +188,7 @@ def before_the_first_step(scene: Scene) -> str:
     if status.phase is not Phase.RUNNING:
         return ""
     if status.placement is not None and status.placement.replacing is not None:
-        lost = status.placement.replacing
-        several = "," in lost.indexes or "-" in lost.indexes
-        who = f"worker{'s' if several else ''} {lost.indexes}"
-        return f"waiting for {who}, lost {ago(lost.since, scene.now)} and made anew{before}"
+        return f"waiting for {replaced(scene, status.placement)}{before}"
     since = _started_since(status)
     if since is None:
         return ""
@@ -197,6 +197,22 @@ def before_the_first_step(scene: Scene) -> str:
     told = f"waiting for the first step for {format_duration((scene.now - since).total_seconds())}"
     none = "reports none" if scene.job.spec.checkpoint is None else "reports none, and saves no checkpoint"
     return f"{told}{before or f': imports, the model, its first batch; a script without a session {none}'}"
+
+
+def replaced(scene: Scene, placement: Placement) -> str:
+    """Which workers are replaced, since when they are lost, and whether there are pods in their places."""
+    lost = placement.replacing
+    assert lost is not None
+    several = "," in lost.indexes or "-" in lost.indexes
+    who = f"worker{'s' if several else ''} {lost.indexes}, lost {ago(lost.since, scene.now)}"
+    there = {(pod.generation, pod.index, pod.attempt) for pod in scene.pods}
+    missing = [
+        index for index in placement.replaced if (placement.generation, index, placement.attempt_of(index)) not in there
+    ]
+    if not (missing and scene.pods) or (scene.now - lost.since).total_seconds() < _PLACED_SECONDS:
+        return f"{who} and made anew"
+    which = "" if len(missing) == len(placement.replaced) else f"worker {format_indexes(missing)}: "
+    return f"{who}; {which}there is no node to make {'them' if len(missing) > 1 else 'it'} anew on yet"
 
 
 def _started_since(status: TrainingJobStatus) -> datetime | None:

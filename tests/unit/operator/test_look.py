@@ -58,7 +58,7 @@ def pod(index: int, *, ready: bool = True, **status: Any) -> PodView:
         {
             "metadata": {
                 "name": f"train-g1-{index}-0",
-                "labels": {"muster.dev/index": str(index), "muster.dev/generation": "1"},
+                "labels": {"muster.dev/index": str(index), "muster.dev/generation": "1", "muster.dev/attempt": "0"},
             },
             "spec": {"nodeName": f"node-{index}", "containers": []},
             "status": {
@@ -290,7 +290,11 @@ def test_a_lost_worker_that_is_made_anew_is_told_and_those_of_before_are_counted
     replacing = {"indexes": "1", "since": "2026-01-02T03:03:53Z"}
     running = job(phase="Running", placement={**placement, "replacing": replacing}, replacements=2)
     text = shown(Scene(running, (), (), NOW))
-    assert "worker 1, lost 12s ago; the others wait in their pods" in text
+    assert "worker 1, lost 12s ago and made anew; the others wait in their pods" in text
+    text = shown(Scene(running, (pod(0),), (), NOW))
+    assert "worker 1, lost 12s ago; there is no node to make it anew on yet; the others wait in their pods" in text
+    text = shown(Scene(running, (pod(0), pod(1)), (), NOW))
+    assert "worker 1, lost 12s ago and made anew; the others wait in their pods" in text
     assert "2 lost workers, while the others kept their pods" in text
     assert one_line(running) == "research/train, Running, no step yet, worker 1 is lost and made anew"
     assert one_line(job(phase="Running", placement=placement)) == "research/train, Running, no step yet"
