@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from muster import __version__
-from muster.cli import checkpoint, completing, cost, explaining, look, pipes, profiling, tables
+from muster.cli import checkpoint, completing, cost, explaining, look, pipes, profiling, suspending, tables
 from muster.cli import logs as workers_logs
 from muster.cli.printing import As, Output, fail
 from muster.cli.scene import NotThere
@@ -236,6 +236,30 @@ def logs(
         context=context,
     )
     raise typer.Exit(_run(work))
+
+
+@app.command()
+def suspend(job: Job, namespace: Namespace = None, kubeconfig: Kubeconfig = None, context: Context = None) -> None:
+    """Have a job save a checkpoint and stop, until it is resumed.
+
+    It gives its GPUs back and keeps its checkpoints. The same as spec.suspend.
+
+    \b
+      muster suspend llama-8b -n research
+    """
+    raise typer.Exit(_run(suspending.suspend(job, namespace, kubeconfig=kubeconfig, context=context)))
+
+
+@app.command()
+def resume(job: Job, namespace: Namespace = None, kubeconfig: Kubeconfig = None, context: Context = None) -> None:
+    """Queue a suspended job again, to go on from its checkpoint.
+
+    Its first submit time counts. One that was suspended for idle GPUs goes on as it is.
+
+    \b
+      muster resume llama-8b -n research
+    """
+    raise typer.Exit(_run(suspending.resume(job, namespace, kubeconfig=kubeconfig, context=context)))
 
 
 @app.command()

@@ -189,9 +189,9 @@ class Api:
         """PUT to the object's status subresource; `path` is the object's."""
         return await self.replace(f"{path}/status", body)
 
-    async def merge_patch(self, path: str, patch: Object) -> Object:
-        """JSON merge patch: lists are replaced whole."""
-        return await self._write("PATCH", path, patch, "patch", {"fieldManager": FIELD_MANAGER}, content_type=_MERGE)
+    async def merge_patch(self, path: str, patch: Object, *, manager: str = FIELD_MANAGER) -> Object:
+        """JSON merge patch: lists are replaced whole. `manager`: who is told to have set the fields."""
+        return await self._write("PATCH", path, patch, "patch", {"fieldManager": manager}, content_type=_MERGE)
 
     async def delete(self, path: str, *, uid: str = "", grace: int | None = None, propagation: str = "") -> Object:
         """Delete one object. With `uid`, 409 Conflict when another object has the name now. `grace` in seconds."""

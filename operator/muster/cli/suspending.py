@@ -1,0 +1,82 @@
+"""`muster suspend` and `muster resume`: `spec.suspend`, without its YAML."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from muster.api.common import API_VERSION
+from muster.api.names import ConditionType, Reason
+from muster.cli.printing import print_text
+from muster.cli.scene import NotThere, connected, look
+from muster.cluster.client import Api
+from muster.cluster.errors import ApiError
+from muster.cluster.status import nothing_saved, reason_of
+from muster.telling.scene import Scene
+
+_MANAGER: Final = "muster-cli"
+"""A person's word, not the operator's."""
+
+Write = Callable[[str], object]
+
+
+async def suspend(
+    name: str, namespace: str | None, *, kubeconfig: str | None, context: str | None, write: Write = print_text
+) -> int:
+    """Have the job's gang save and stop, or take it from the queue. Raises NotThere for one that has ended."""
+    async with _told(name, namespace, kubeconfig, context) as (api, scene):
+        job, status = scene.job, scene.job.status
+        again = f"`muster resume {name} -n {job.metadata.namespace}` queues it again, with its first submit time"
+        if job.spec.suspend:
+            write(f"{name} is suspended already; {again}\n")
+            return 0
+        await _set(api, scene, suspended=True)
+        uri = job.spec.checkpoint.uri if job.spec.checkpoint is not None else ""
+        if status.placement is None:
+            write(f"{name} waits no more; {again}\n")
+        elif missed := nothing_saved(status, uri):
+            write(f"{name} stops; {missed}; {again}\n")
+        else:
+            write(f"{name} saves a checkpoint and stops; {again}\n")
+        return 0
+
+
+async def resume(
+    name: str, namespace: str | None, *, kubeconfig: str | None, context: str | None, write: Write = print_text
+) -> int:
+    """Queue a suspended job again. Raises NotThere for one that has ended."""
+    async with _told(name, namespace, kubeconfig, context) as (api, scene):
+        idle = reason_of(scene.job.status, ConditionType.SUSPENDED) == Reason.GPUS_IDLE.value
+        if not scene.job.spec.suspend and not idle:
+            write(f"{name} is not suspended\n")
+            return 0
+        if not scene.job.spec.suspend:  # it goes on once its spec is another one
+            await _set(api, scene, suspended=True)
+        await _set(api, scene, suspended=False)
+        write(f"{name} queues again, with its first submit time\n")
+        return 0
+
+
+@asynccontextmanager
+async def _told(
+    name: str, namespace: str | None, kubeconfig: str | None, context: str | None
+) -> AsyncIterator[tuple[Api, Scene]]:
+    """The API server and the job, for whoever may edit it."""
+    async with connected(kubeconfig, context) as api:
+        scene = await look(api, name, namespace or api.credentials.namespace)
+        if scene.job.status.finished_at is not None:
+            raise NotThere(f"{name} has ended; only a job that has not can be suspended and resumed")
+        try:
+            yield api, scene
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            raise NotThere(f"{error.message}; ask for Kubernetes' role edit in that namespace") from error
+
+
+async def _set(api: Api, scene: Scene, *, suspended: bool) -> None:
+    meta = scene.job.metadata
+    path = f"/apis/{API_VERSION}/namespaces/{meta.namespace}/trainingjobs/{meta.name}"
+    patch = {"metadata": {"uid": meta.uid}, "spec": {"suspend": suspended}}
+    await api.merge_patch(path, patch, manager=_MANAGER)
