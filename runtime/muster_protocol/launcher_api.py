@@ -22,6 +22,7 @@ may be another pod's by now.
     POST /v1/restart         Restart -> 202; index 0 tells the others to end their ranks and to join again;
                              403 for a pod that was replaced, or lost and not let in again: what it says means nothing
     POST /v1/stacks          -> Examined; what this pod's ranks are at, asked by index 0 when the gang does not get on
+    GET  /v1/stacks          -> Examined; the same for whoever asks, with nothing that follows
     POST /v1/profile         Profile -> Profiling with 202; ranks record their next steps. Of index 0 alone; 400 without
                              a place to store it, 409 while one is under way
     GET  /v1/profile         -> Profiling; how far this pod is with it

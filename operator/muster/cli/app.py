@@ -21,6 +21,7 @@ from pydantic_settings import SettingsError
 from muster import __version__
 from muster.cli import checkpoint, completing, cost, explaining, look, pipes, profiling, suspending, tables
 from muster.cli import logs as workers_logs
+from muster.cli import stacks as ranks_stacks
 from muster.cli.printing import As, Output, fail
 from muster.cli.scene import NotThere
 from muster.cli.settings import Settings, misspelt
@@ -235,6 +236,25 @@ def logs(
         kubeconfig=kubeconfig,
         context=context,
     )
+    raise typer.Exit(_run(work))
+
+
+@app.command()
+def stacks(
+    job: Job,
+    namespace: Namespace = None,
+    rank: Annotated[int | None, typer.Option(help="This rank alone.", min=0)] = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """What the ranks are at now: their Python stacks.
+
+    Ranks that are at the same stand together, those that are alone come first. The training goes on.
+
+    \b
+      muster stacks llama-8b -n research
+    """
+    work = ranks_stacks.stacks(job, namespace, rank=rank, kubeconfig=kubeconfig, context=context)
     raise typer.Exit(_run(work))
 
 

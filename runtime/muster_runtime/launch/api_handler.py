@@ -88,6 +88,7 @@ class ApiHandler:
             ("POST", api.ENDED_PATH): self._ended,
             ("POST", api.RESTART_PATH): self._restart,
             ("POST", api.STACKS_PATH): self._stacks,
+            ("GET", api.STACKS_PATH): self._show_stacks,
             ("POST", api.PROFILE_PATH): self._ask_profile,
             ("GET", api.PROFILE_PATH): self._get_profile,
             ("PUT", api.FACTS_PATH): self._facts,
@@ -172,6 +173,9 @@ class ApiHandler:
 
     async def _stacks(self, request: Request) -> Response:
         return _json(200, await self._hangs.examine())
+
+    async def _show_stacks(self, request: Request) -> Response:
+        return _json(200, await self._hangs.show())
 
     async def _ask_profile(self, request: Request) -> Response:
         answer = self._profiles.ask(decode(Profile, request.body))

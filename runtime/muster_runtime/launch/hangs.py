@@ -64,16 +64,19 @@ class Hangs:
         """Whether a rank of this pod was stopped by a signal for longer than it may be still."""
         return self._watchdog.stopped
 
-    def look(self) -> None:
-        """Call it at least every `LOOK_SECONDS`."""
-        now = self._state.clock()
-        if self._pulse is None or not self._config.hang.watched or now - self._looked < LOOK_SECONDS / 2:
+    def look(self, *, now: bool = False) -> None:
+        """Call it at least every `LOOK_SECONDS`. What comes too soon is left out, but for `now`."""
+        moment = self._state.clock()
+        if self._pulse is None or not (now or (self._config.hang.watched and self._due(moment))):
             return
-        self._looked = now
+        self._looked = moment
         first, running = self._config.rank(0), self._ranks.running
         still = [one for one in running if self._watchdog.still(one.rank) > _STILL_SECONDS]
         stopped = [one.rank for one in still if processes.state(self._pid(one)) == "T"]
-        self._watchdog.look(now, {one.rank: self._pulse.read(one.rank - first) for one in running}, stopped)
+        self._watchdog.look(moment, {one.rank: self._pulse.read(one.rank - first) for one in running}, stopped)
+
+    def _due(self, moment: float) -> bool:
+        return moment - self._looked >= LOOK_SECONDS / 2
 
     def paces(self) -> tuple[Pace, ...]:
         """How fast the ranks of this pod are."""
@@ -105,6 +108,16 @@ class Hangs:
         for one in seen if stuck or stopped else ():
             self._show(one, pids[one.rank], dumps.get(one.rank, ""), records.get(one.rank, ""))
         return Examined(self._config.index, stuck, seen, stopped)
+
+    async def show(self) -> Examined:
+        """The same for a person, whether the ranks get on or not: nothing follows from it."""
+        self.look(now=True)
+        running = self._ranks.running
+        pids = {one.rank: self._pid(one) for one in running}
+        dumps = await captures.capture(pids, self._folder)
+        calls = {rank: captures.main_thread(dump) for rank, dump in dumps.items()}
+        seen = tuple(self._seen(one, pids[one.rank], calls.get(one.rank, "")) for one in running)
+        return Examined(self._config.index, self._watchdog.stuck, seen, self._watchdog.stopped)
 
     def _pid(self, one: Rank) -> int:
         """Of the process that has the session: the command's own, or one that it has started."""

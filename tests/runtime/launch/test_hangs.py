@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from muster_protocol import launcher_api as api
 from muster_protocol.exits import EXIT_INFRASTRUCTURE, EXIT_USER, Cause
+from muster_protocol.messages import Examined
+from muster_protocol.wire import decode
 
 pytestmark = pytest.mark.runtime
 
@@ -65,6 +68,32 @@ def command(gang: Any, body: str) -> list[str]:
 
 def runs(gang: Any, incarnation: int, ranks: int) -> None:
     gang.eventually(lambda: len(gang.marks(f"running-{incarnation}-")) == ranks, f"{ranks} ranks of {incarnation} run")
+
+
+def test_whoever_asks_sees_what_the_ranks_are_at_and_nothing_follows(make_gang: MakeGang) -> None:
+    gang = make_gang(1, 2, **QUICK | {"MUSTER_HANG_STEP": "0"}, **ALLOWED)
+    body = """
+def body(step):
+    while step == 6 and RANK == 1 and not (folder / "end").exists():
+        pass
+run(body, 10)
+"""
+    (pod,) = gang.all(command(gang, body))
+    runs(gang, 1, 2)
+
+    def seen() -> dict[int, Any]:
+        code, answer = pod.ask("GET", api.STACKS_PATH)
+        assert code == 200
+        return {one.rank: one for one in decode(Examined, answer).ranks}
+
+    gang.eventually(
+        lambda: "in body" in seen()[1].stack and "in all_reduce" in seen()[0].stack, "rank 1 holds up rank 0"
+    )
+    assert [(one.section, one.step) for one in seen().values()] == [("step", 6), ("step", 6)]
+    assert "did not get on" not in pod.log()
+    assert pod.ask("GET", api.STACKS_PATH, token=None)[0] == 401
+    (gang.folder / "end").touch()
+    assert pod.end().cause is Cause.SUCCEEDED
 
 
 def test_a_stopped_rank_is_found_and_the_gang_starts_again(make_gang: MakeGang) -> None:
