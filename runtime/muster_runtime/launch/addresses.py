@@ -83,5 +83,9 @@ class Addresses:
 
         self._asked[host] = answer
         # Not asyncio's own threads: these are few, shared, and waited for at the launcher's end.
-        threading.Thread(target=ask, name=f"address of {host}", daemon=True).start()
+        asking = threading.Thread(target=ask, name=f"address of {host}", daemon=True)
+        try:
+            asking.start()
+        except RuntimeError as error:  # the container may have no more of them: as if DNS had said nothing
+            tell(None, socket.gaierror(socket.EAI_AGAIN, f"DNS can't be asked for {host}: {error}"))
         return answer

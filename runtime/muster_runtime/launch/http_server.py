@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import queue
 import socket
 import sys
 import threading
@@ -39,7 +40,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """`takes_over`, of a 101: called with the connection, which is blocking and its own then, in a new thread."""
+    """`takes_over`, of a 101: called with the connection, which is blocking and its own then, in a new thread; where
+    none can be started the answer is 503."""
 
     status: int
     body: bytes = b""
@@ -153,6 +155,26 @@ async def _watch(reader: asyncio.StreamReader, gone: asyncio.Event) -> None:
 
 async def _hand_over(writer: asyncio.StreamWriter, takes_over: Callable[[socket.socket], None]) -> None:
     """Switches protocols. The client says nothing more before it has the answer."""
+    given: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
+
+    def take_over() -> None:
+        if (connection := given.get()) is not None:
+            takes_over(connection)
+
+    try:
+        threading.Thread(target=take_over, daemon=True, name="muster-copy").start()
+    except RuntimeError as error:  # the container may have no more of them
+        await _answer(writer, Response(503, f"{error}\n".encode(), "text/plain"))
+        return
+    connection = None
+    try:
+        connection = await _switched(writer)
+    finally:
+        given.put(connection)
+
+
+async def _switched(writer: asyncio.StreamWriter) -> socket.socket:
+    """The connection itself, on which the client has been told to go on."""
     transport = writer.transport
     transport.pause_reading()  # type: ignore[attr-defined]
     transport.set_write_buffer_limits(0)
@@ -160,7 +182,7 @@ async def _hand_over(writer: asyncio.StreamWriter, takes_over: Callable[[socket.
     await asyncio.wait_for(writer.drain(), READ_TIMEOUT)
     connection = socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
     connection.setblocking(True)
-    threading.Thread(target=takes_over, args=(connection,), daemon=True, name="muster-copy").start()
+    return connection
 
 
 async def _answer(writer: asyncio.StreamWriter, response: Response) -> None:

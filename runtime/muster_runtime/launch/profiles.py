@@ -102,7 +102,13 @@ class Profiles:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._stored, told, stored, trouble)
 
-        threading.Thread(target=work, daemon=True, name="profile").start()
+        storing = threading.Thread(target=work, daemon=True, name="profile")
+        try:
+            storing.start()
+        except RuntimeError as error:  # the container may have no more of them
+            for file in taken:
+                file.unlink(missing_ok=True)
+            self._stored(told, (), f"it could not be stored: {error}")
 
     def _stored(self, told: report.Profiled, stored: tuple[str, ...], trouble: str) -> None:
         self._storing.discard(told.rank)

@@ -31,7 +31,11 @@ def show_when_asked(rank: int, device: torch.device) -> None:
         ears.close()
         return
     target = stacks.flight_file(Path(folder), rank)
-    threading.Thread(target=_serve, args=(ears, target, dump), daemon=True, name="muster-flight-recorder").start()
+    serving = threading.Thread(target=_serve, args=(ears, target, dump), daemon=True, name="muster-flight-recorder")
+    try:
+        serving.start()
+    except RuntimeError:  # nor does a container that has no more threads
+        ears.close()
 
 
 def _recorder(device: torch.device) -> Callable[[], str | bytes] | None:

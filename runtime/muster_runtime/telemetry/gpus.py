@@ -189,7 +189,11 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="gpus", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        """Where no thread can be started that is told, and there are no figures."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._log(f"no figures of GPUs: {error}; the pod or node has reached its limit of processes")
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:

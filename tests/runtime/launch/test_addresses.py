@@ -102,6 +102,26 @@ def test_what_no_host_can_be_called_is_told_at_once() -> None:
     asyncio.run(scene())
 
 
+def test_without_room_for_a_thread_a_host_is_where_it_was_and_dns_is_asked_later(
+    dns: Dns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def scene() -> None:
+        addresses, client = Addresses(dns), Client(1, "token", "uid", 1)
+        await addresses.of("pod-1")
+        dns.says = "10.0.0.2"
+        with monkeypatch.context() as crowded:
+            crowded.setattr(threading.Thread, "start", refuse)
+            assert await addresses.of("pod-1") == "10.0.0.1"
+            with pytest.raises(Unreachable, match="DNS can't be asked for pod-1: can't start new thread"):
+                await client.call("GET", "pod-1", "/", timeout=30)
+        assert await addresses.of("pod-1") == "10.0.0.2"
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
 def test_launchers_reach_each_other_while_dns_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a real server on the loopback, with the system's resolver in place until it is away."""
     resolve: Callable[..., object] = socket.getaddrinfo

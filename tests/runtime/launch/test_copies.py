@@ -315,6 +315,35 @@ def test_a_copy_that_keeps_failing_is_told_until_one_arrives(monkeypatch: pytest
     asyncio.run(check())
 
 
+def test_a_launcher_without_room_for_a_thread_says_so_to_whom_it_would_keep_a_copy_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(copies, "_AGAIN_SECONDS", 0.0)
+    start = threading.Thread.start
+    crowded = [True]
+
+    def refuse(thread: threading.Thread) -> None:
+        if crowded[0] and thread._target.__name__ == "take_over":  # type: ignore[attr-defined]
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+    async def check() -> None:
+        async with pods() as (first, second):
+            await begin(first, keeper=second.member)
+            await begin(second)
+            first.stage(10)
+            while not first.copies.trouble:
+                first.copies.look()
+                await asyncio.sleep(0.01)
+            assert first.copies.trouble.endswith("it answered 503: can't start new thread")
+            crowded[0] = False
+            await first.look_until(second, 10)
+
+    asyncio.run(check())
+
+
 def test_index_0_hears_of_copies_that_fail() -> None:
     given = config.read({env.LEADER_HOST: "127.0.0.1"}, ("true",))
     state, roll = State(), Roll(0, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -188,6 +189,18 @@ def test_the_thread_goes_on_when_the_driver_goes_and_shows_nothing_old(monkeypat
     watch.end()
     eventually(lambda: driver.ended == 2)
     assert len(said) == 2
+
+
+def test_without_room_for_its_thread_there_are_no_figures_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    said: list[str] = []
+    watch = Watch(lambda: Driver(1), "", said.append)
+    watch.start()
+    assert watch.gpus == ()
+    assert said == ["no figures of GPUs: can't start new thread; the pod or node has reached its limit of processes"]
 
 
 def test_nvidias_own_module_without_a_driver_is_one_line() -> None:

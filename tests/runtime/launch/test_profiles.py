@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,6 +96,29 @@ def test_all_ranks_record_the_same_steps_and_a_profiler_that_fails_ends_nothing(
     gang.eventually(lambda: pod.status().step > before, "and trains on")
     (gang.folder / "end").touch()
     assert pod.end().cause is Cause.PREEMPTED
+
+
+async def test_a_profile_for_which_no_thread_can_be_started_is_given_up_and_the_next_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    (tmp_path / "run").mkdir()
+    profiles = Profiles(config(f"file://{tmp_path}/store"))
+    profiles.begin(tmp_path / "run", Control())  # type: ignore[arg-type]
+    for crowded in (True, False):
+        assert isinstance(profiles.ask(Profile()), Profiling)
+        report.profile_file(tmp_path / "run", 0).write_text("{}")
+        with monkeypatch.context() as patched:
+            if crowded:
+                patched.setattr(threading.Thread, "start", refuse)
+            profiles.heard(report.Profiled(0, 5, 3, 1000.0))
+        while profiles.state.phase is ProfilePhase.STORING:  # noqa: ASYNC110 - a thread stores it
+            await asyncio.sleep(0.01)
+        assert profiles.state.phase is (ProfilePhase.FAILED if crowded else ProfilePhase.DONE)
+        assert profiles.state.text == ("it could not be stored: can't start new thread" if crowded else "")
+        assert not os.listdir(tmp_path / "run"), "nothing is left behind"
 
 
 def config(uri: str, **more: Any) -> Any:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
+import torch
 from gangs import run_gang
 
+from muster_protocol import env
 from muster_protocol.messages import Examined, RankSeen
 from muster_runtime.control import ControlWriter
 from muster_runtime.launch import captures, hang
 from muster_runtime.pulse import PulseReader, Section
+from muster_runtime.session import flight
 from muster_runtime.telemetry.goodput import Part
 
 BEGIN = """
@@ -82,6 +88,19 @@ for step, (x,) in session.steps(10, loader):
         HANG
     train(x)
 """
+
+
+def test_a_rank_without_room_for_a_thread_trains_without_the_flight_recorder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setenv(env.RUN_DIR, str(tmp_path))
+    monkeypatch.setattr(flight, "_recorder", lambda _: lambda: "{}")
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    flight.show_when_asked(0, torch.device("cpu"))
+    assert asyncio.run(captures.flight({0: os.getpid()}, tmp_path)) == {}
 
 
 def run(tmp_path: Path, script: str, reached: int = 0, begin: str = BEGIN) -> tuple[Path, PulseReader]:
