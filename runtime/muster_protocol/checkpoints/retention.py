@@ -89,7 +89,8 @@ class Plan:
         kept: each committed checkpoint that stays, and by what.
         records: those of them that have no record yet: nothing else may name them when the rest is gone.
         stale: tombstones on what stays, left by a prune that died.
-        leftovers: keys of holds that have expired a day ago, and of records of what is gone.
+        leftovers: keys of holds that had expired a day before the newest object was written, and of records of what is
+            gone.
     """
 
     epoch: int
@@ -127,8 +128,10 @@ def plan(inventory: Inventory, retention: Retention, now: float, patience: float
         if item.modified + ORPHAN_SECONDS < now
     ]
     staying = {checkpoint.key for checkpoint in stay} | {damaged.key for damaged in inventory.damaged}
-    # not at once: by a clock that is fast, one that somebody goes on renewing would be over
-    leftovers = [f"holds/{hold.id}.json" for hold in inventory.holds if is_over(hold, now - ORPHAN_SECONDS)]
+    # Not at once, and not by our clock alone: if that is fast, one that somebody goes on renewing would be over.
+    by_store = max((folder.modified for folder in inventory.folders.values()), default=now)
+    long_ago = min(now, by_store) - ORPHAN_SECONDS
+    leftovers = [f"holds/{hold.id}.json" for hold in inventory.holds if is_over(hold, long_ago)]
     leftovers += [key for key, link in inventory.kept.items() if link[0] not in staying]
     return Plan(
         inventory.latest.epoch,

@@ -143,9 +143,12 @@ def test_a_tag_and_a_readers_hold_keep_and_an_expired_one_does_not() -> None:
         Hold("b", "a reader with a slow clock", NOW - 60, at[3].key),
         Hold("c", "a reader that died", NOW - 2 * DAY, at[4].key),
     )
-    found = plan(inventory(*run, holds=holds), Retention(last=1), NOW)
+    under_way = folder(8, age=0)
+    found = plan(inventory(*run, holds=holds, strays=(under_way,)), Retention(last=1), NOW)
     assert gone(found) == [4]
     assert found.leftovers == ("holds/c.json",)
+    by_a_fast_clock = plan(inventory(*run, holds=holds, strays=(under_way,)), Retention(last=1), NOW + 30 * DAY)
+    assert by_a_fast_clock.leftovers == ("holds/c.json",)
     everything = Hold("d", "a restore", NOW + 60)
     assert gone(plan(inventory(*run, holds=(everything,)), Retention(last=1), NOW)) == []
 
