@@ -98,6 +98,8 @@ class Guard:
 
     def trained(self, step: int, batch: Batch, *, updated: bool) -> None:
         """`step` is done, with `batch`."""
+        if self.action is Action.SKIP:
+            return  # nobody goes back
         self._accumulated.append(batch)
         self._batches[step] = batch, tuple(self._accumulated) if updated else (batch,)
         if updated:

@@ -34,6 +34,8 @@ class Progress:
     reporter: Reporter
     points: Points | None = None
     """For the run's tracker, on rank 0 where there is one."""
+    is_saved: bool = True
+    """Checkpoints take the losses; else nobody does, and there are as many as steps."""
     total_steps: int | None = None
     flops_per_token: float | None = None
     peak_flops: float | None = None
@@ -102,7 +104,9 @@ class Progress:
         if read:
             for number, loss in zip(range(self._read_to + 1, step + 1), agreed.losses, strict=False):
                 if loss is not None:
-                    self._unsaved[number - 1] = self.latest_loss = loss
+                    self.latest_loss = loss
+                    if self.is_saved:
+                        self._unsaved[number - 1] = loss
                     if self.points is not None:
                         self.points.note(number, {"loss": loss})
             if self.points is not None:

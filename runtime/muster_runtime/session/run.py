@@ -57,7 +57,9 @@ class Run:
         reporter = Reporter()
         self._control = ControlReader()
         points = Points(settings.rank) if settings.tracked and settings.rank == 0 else None
-        self.progress = Progress(settings.rank, settings.world_size, device, reporter, points)
+        self.progress = Progress(
+            settings.rank, settings.world_size, device, reporter, points, is_saved=bool(settings.checkpoint)
+        )
         self.saves = Saves(settings, gang, device, self.progress, reporter, self._control)
         self.seed = settings.seed
         self.step = 0
