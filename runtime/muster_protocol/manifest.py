@@ -99,6 +99,7 @@ class Manifest:
         world_size: ranks that wrote it.
         created_at: seconds since the epoch.
         metrics: what the script had reported when it was saved, and `loss`: by these the best are kept.
+        measured: the step that each of them was reported in, but for `loss`, which is of all since the save before.
     """
 
     step: int
@@ -114,6 +115,7 @@ class Manifest:
     milestone: str = ""
     milestone_sha256: str = ""
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    measured: dict[str, int] = dataclasses.field(default_factory=dict)
     version: int = FORMAT_VERSION
 
 
@@ -179,6 +181,9 @@ def _troubles(record: Manifest) -> Iterator[str]:
     for name, value in record.metrics.items():
         if not isinstance(value, float | int):
             yield f"metrics.{name} is {value!r}"
+    for name, value in record.measured.items():
+        if not isinstance(value, int):
+            yield f"measured.{name} is {value!r}"
     for name in ("tensors", "trees"):
         if not isinstance(record.planner.get(name, {}), dict):
             yield f"planner.{name} is {record.planner[name]!r}"

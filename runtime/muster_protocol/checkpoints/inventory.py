@@ -40,6 +40,7 @@ class Checkpoint:
     bytes: int
     job: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    measured: Mapping[str, int] = field(default_factory=dict)
     links: tuple[Link, ...] = ()
 
     @property
@@ -218,6 +219,7 @@ def summary(found: Found) -> Checkpoint:
         sum(file.size for file in record.files),
         record.job,
         record.metrics,
+        record.measured,
         tuple(link for link in links if link[0]),
     )
 

@@ -210,13 +210,17 @@ def best(inventory: Inventory, rule: Best) -> list[Checkpoint]:
 
     A metric that is found seldom, by an evaluation, is in all checkpoints until the next, which are of other weights
     than those that were evaluated. So of equal values the oldest counts first, and such a repeat after all others.
+    Where no checkpoint says when it was reported, one with the value of that before is taken for a repeat.
     """
     sign = 1 if rule.mode == "min" else -1
-    values = [checkpoint.metrics.get(rule.metric, math.nan) for checkpoint in inventory.committed]  # the newest first
+    words = [  # the newest first
+        (checkpoint.metrics.get(rule.metric, math.nan), checkpoint.measured.get(rule.metric))
+        for checkpoint in inventory.committed
+    ]
     rated = [
-        (value == before, sign * value, -place)
-        for place, (value, before) in enumerate(zip(values, [*values[1:], math.nan], strict=True))
-        if math.isfinite(value)
+        (word == before, sign * word[0], -place)
+        for place, (word, before) in enumerate(zip(words, [*words[1:], None], strict=True))
+        if math.isfinite(word[0])
     ]
     return [inventory.committed[-place] for _, _, place in sorted(rated)[: rule.count]]
 

@@ -240,6 +240,7 @@ class Keeper:
         trees: dict[str, Any],
         run: dict[str, Any],
         metrics: dict[str, float] | None = None,
+        measured: dict[str, int] | None = None,
         finished: bool = False,
         beside: tuple[tuple[str, bytes], ...] = (),
         late: Collection[str] = (),
@@ -264,6 +265,7 @@ class Keeper:
             trees=trees,
             run=run,
             metrics=metrics or {},
+            measured=measured or {},
             finished=finished,
             beside=beside,
         )

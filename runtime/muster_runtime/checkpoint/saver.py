@@ -61,6 +61,7 @@ class Heading:
     trees: dict[str, Any] = field(default_factory=dict)
     run: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    measured: dict[str, int] = field(default_factory=dict)
     finished: bool = False
     beside: tuple[tuple[str, bytes], ...] = ()
 
@@ -350,6 +351,7 @@ class Saver:
             created_at=time.time(),
             job=heading.job,
             metrics=heading.metrics,
+            measured=heading.measured,
         )
         content = manifests.encode(record)
         written = summary(Found(heading.prefix + MANIFEST_NAME, hashlib.sha256(content).hexdigest(), record))

@@ -38,6 +38,7 @@ from muster_runtime.errors import StateError, StorageError, TornSaveError
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.session import rng
 from muster_runtime.session.places import Order, agreed_orders, in_place
+from muster_runtime.session.progress import Metrics
 from muster_runtime.session.restoration import Restoration
 from muster_runtime.session.settings import Settings
 from muster_runtime.session.tracking import Tracked, capture
@@ -215,7 +216,7 @@ class Persistence:
         objects: list[Tracked],
         run: RunState,
         record: LossRecord,
-        metrics: dict[str, float],
+        metrics: Metrics,
         *,
         updates_seen: bool = False,
     ) -> None:
@@ -257,7 +258,7 @@ class Persistence:
         objects: list[Tracked],
         run: RunState,
         record: LossRecord,
-        metrics: dict[str, float],
+        metrics: Metrics,
         *,
         finished: bool,
         deadline: Callable[[], float | None] = lambda: None,
@@ -303,7 +304,7 @@ class Persistence:
         objects: list[Tracked],
         run: RunState,
         record: LossRecord,
-        metrics: dict[str, float],
+        metrics: Metrics,
         *,
         finished: bool,
         late: bool = False,
@@ -317,7 +318,8 @@ class Persistence:
             step=run.step,
             trees=trees,
             run={name: value for name, value in dataclasses.asdict(run).items() if name not in _LEFT_OUT or value},
-            metrics=metrics,
+            metrics=metrics.values,
+            measured=metrics.measured,
             finished=finished,
             beside=losses,
             late=_states_of_optimizers(objects, table) if late else (),

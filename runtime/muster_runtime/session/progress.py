@@ -26,6 +26,14 @@ SEND_SECONDS: Final = 1.0
 PRINT_SECONDS: Final = 2.0
 
 
+@dataclass(frozen=True)
+class Metrics:
+    """By which the best checkpoints are kept. `measured`: the step that each was reported in, but for the loss."""
+
+    values: dict[str, float] = field(default_factory=dict)
+    measured: dict[str, int] = field(default_factory=dict)
+
+
 @dataclass
 class Progress:
     rank: int
@@ -45,6 +53,7 @@ class Progress:
     """The gradient's, at the last step where it was looked at."""
     reported: dict[str, Any] = field(default_factory=dict)
     """What the script last said of each metric but the loss, on this rank."""
+    _reported_in: dict[str, int] = field(default_factory=dict)  # which step
     _pending: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     _read_to: int = 0
     _tokens: float = 0.0
@@ -74,6 +83,7 @@ class Progress:
         """This rank's word about `step` (counted from 1)."""
         metrics = {name: _own(value) for name, value in metrics.items() if value is not None}
         self.reported |= metrics
+        self._reported_in |= dict.fromkeys(metrics, step)
         if self.points is not None:
             self.points.note(step, metrics)
         if loss is not None:
@@ -194,15 +204,15 @@ class Progress:
         """The losses since the last committed save."""
         return LossRecord(epoch, restored, tuple(sorted(self._unsaved.items())))
 
-    def metrics(self) -> dict[str, float]:
-        """By which the best checkpoints are kept: this rank's last word of each, and the mean loss since the last save.
-
-        What isn't a finite number is left out."""
+    def metrics(self) -> Metrics:
+        """This rank's last word of each, and the mean loss since the last save. What isn't a finite number is left
+        out."""
         losses = self._unsaved.values()
         values = {name: float(value) for name, value in self.reported.items()}
         if losses:
             values["loss"] = math.fsum(losses) / len(losses)
-        return {name: value for name, value in values.items() if math.isfinite(value)}
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        return Metrics(finite, {name: step for name, step in self._reported_in.items() if name in finite})
 
     def recall(self, losses: Iterable[tuple[int, float]]) -> None:
         """Losses of an incarnation before, which no committed save has."""

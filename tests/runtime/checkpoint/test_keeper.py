@@ -383,6 +383,22 @@ def test_a_newer_format_is_refused_with_the_way_out(store: Store) -> None:
         claim_epoch(store, "a")
 
 
+def test_a_checkpoint_tells_when_its_metrics_were_reported(store: Store) -> None:
+    run = Run(store)
+    for step, reported in ((10, 9), (20, 9), (30, 29)):
+        metrics, measured = {"accuracy": 0.5, "loss": 1.0}, {"accuracy": reported}
+        run.keeper.begin(
+            content(step), step=step, trees={"model": {}}, run={"step": step}, metrics=metrics, measured=measured
+        )
+        run.keeper.wait()
+    found = Run(store).keeper._take({}, unfinished=False)
+    assert [(each.step, each.measured) for each in found.committed] == [
+        (30, {"accuracy": 29}),
+        (20, {"accuracy": 9}),
+        (10, {"accuracy": 9}),
+    ]
+
+
 def test_a_best_by_a_metric_that_no_checkpoint_has_is_told_once(store: Store) -> None:
     run = Run(store, best=Best("accuracy", "max"))
     for step in range(1, 4):

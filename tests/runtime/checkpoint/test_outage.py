@@ -23,6 +23,7 @@ from muster_runtime.errors import StorageError, StorageRefusedError, storage_err
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.session import persistence
 from muster_runtime.session.persistence import Persistence, RunState
+from muster_runtime.session.progress import Metrics
 from muster_runtime.session.settings import read_settings
 
 CONTENT = b"some tensor's bytes"
@@ -124,10 +125,10 @@ class Persisting:
         monkeypatch.setattr(self.made, "_keeper", self.keeper)
 
     def save(self, step: int) -> None:
-        self.made.save([], run_at(step), LossRecord(1, 0, ()), {})
+        self.made.save([], run_at(step), LossRecord(1, 0, ()), Metrics())
 
     def save_now(self, step: int, deadline: Callable[[], float | None] = lambda: None) -> None:
-        self.made.save_now([], run_at(step), LossRecord(1, 0, ()), {}, finished=True, deadline=deadline)
+        self.made.save_now([], run_at(step), LossRecord(1, 0, ()), Metrics(), finished=True, deadline=deadline)
 
     def boundary(self) -> None:
         self.made.heard(writing=False, failed=False, unsealed=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -132,6 +133,19 @@ def test_of_what_has_the_same_value_since_an_evaluation_the_first_is_the_best(co
         found = plan(inventory(*run), Retention(last=1, best=Best("accuracy", "max", count)), NOW)
         run = [kept for kept, _ in found.kept]
     assert {kept.step for kept in run} == best | {61, 62, 63}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_of_two_evaluations_with_one_value_both_are_the_best(count: int) -> None:
+    """Also when all that was saved between them is gone."""
+    run: list[Checkpoint] = []
+    for step, accuracy in ((10, 0.75), (20, 0.5), (30, 0.9), (40, 0.5), (50, 0.9), (60, 0.25), (70, 0.0)):
+        for later in range(3):  # saves until the next evaluation
+            saved = replace(checkpoint(step + later, accuracy=accuracy), measured={"accuracy": step})
+            run.insert(0, saved)
+            found = plan(inventory(*run), Retention(last=1, best=Best("accuracy", "max", count)), NOW)
+            run = [kept for kept, _ in found.kept]
+    assert [kept.step for kept in run] == [72, 71, 70, *sorted((30, 50, 10)[:count], reverse=True)]
 
 
 def test_a_tag_and_a_readers_hold_keep_and_an_expired_one_does_not() -> None:

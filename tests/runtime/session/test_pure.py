@@ -19,7 +19,7 @@ from muster_runtime.errors import UsageError
 from muster_runtime.reporter import Reporter
 from muster_runtime.session.checks import counted, refuse_uncountable, refuse_unreportable
 from muster_runtime.session.gradients import Weight, times
-from muster_runtime.session.progress import Progress
+from muster_runtime.session.progress import Metrics, Progress
 from muster_runtime.session.schedule import FIRST_SECONDS, LONGEST_SECONDS, AutoInterval, Schedule
 from muster_runtime.session.settings import read_settings
 from muster_runtime.session.start import refuse_shared
@@ -58,7 +58,7 @@ def test_numbers_of_any_library_are_metrics_and_counts() -> None:
     for number in numbers:
         refuse_unreportable({"m": number})
         progress.note(1, number, number, {"m": number})
-        assert progress.metrics() == {"m": 2.0}
+        assert progress.metrics().values == {"m": 2.0}
     assert progress.take_losses(1, read=True) == (((2.0, 1.0),), 2.0 * len(numbers))
 
 
@@ -181,7 +181,7 @@ def test_a_reported_tensor_does_not_keep_the_graph_that_it_came_from() -> None:
     progress = Progress(0, 1, torch.device("cpu"), Reporter())
     progress.note(1, None, None, {"accuracy": (torch.ones(3, requires_grad=True) * 2).mean()})
     assert not progress.reported["accuracy"].requires_grad
-    assert progress.metrics() == {"accuracy": 2.0}
+    assert progress.metrics().values == {"accuracy": 2.0}
 
 
 def test_a_reported_tensor_that_the_script_goes_on_with_is_what_was_reported() -> None:
@@ -191,7 +191,7 @@ def test_a_reported_tensor_that_the_script_goes_on_with_is_what_was_reported() -
     progress.note(1, running, None, {"accuracy": running, "hits": hits})
     running.zero_()
     hits[...] = 0.0
-    assert progress.metrics() == {"accuracy": 2.0, "hits": 3.0}
+    assert progress.metrics().values == {"accuracy": 2.0, "hits": 3.0}
     assert progress.take_losses(1, True)[0][0] == (2.0, 1.0)
 
 
@@ -200,7 +200,7 @@ def test_a_metric_of_none_says_nothing() -> None:
     progress = Progress(0, 1, torch.device("cpu"), Reporter())
     progress.note(1, None, None, {"accuracy": 0.5})
     progress.note(2, None, None, {"accuracy": None, "other": None})
-    assert progress.metrics() == {"accuracy": 0.5}
+    assert progress.metrics() == Metrics({"accuracy": 0.5}, measured={"accuracy": 1})
 
 
 @pytest.mark.parametrize("total", [5, np.int64(5), torch.tensor(5)])
