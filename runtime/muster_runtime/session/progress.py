@@ -222,6 +222,8 @@ class Progress:
         """To where `step` steps were done; what came after them was not."""
         self._pending.clear()
         self._unsaved.clear()
+        self._reported_in = {name: number for name, number in self._reported_in.items() if number <= step}
+        self.reported = {name: value for name, value in self.reported.items() if name in self._reported_in}
         self.latest_loss = self.latest_norm = None
         if self.points is not None:
             self.points.go_back(step)

@@ -195,6 +195,14 @@ def test_a_reported_tensor_that_the_script_goes_on_with_is_what_was_reported() -
     assert progress.take_losses(1, True)[0][0] == (2.0, 1.0)
 
 
+def test_what_was_reported_of_steps_that_were_taken_back_is_no_metric_of_what_follows() -> None:
+    progress = Progress(0, 1, torch.device("cpu"), Reporter())
+    progress.note(10, None, None, {"accuracy": 0.5, "recall": 0.5})
+    progress.note(12, None, None, {"accuracy": 0.9})
+    progress.go_back(11)
+    assert progress.metrics() == Metrics({"recall": 0.5}, measured={"recall": 10})
+
+
 def test_a_metric_of_none_says_nothing() -> None:
     """As scripts write it that evaluate now and then: it ended the run at the next save."""
     progress = Progress(0, 1, torch.device("cpu"), Reporter())
