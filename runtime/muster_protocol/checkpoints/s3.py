@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 import botocore.exceptions
 
 from muster_protocol.checkpoints.checks import named
+from muster_protocol.checkpoints.pools import each_in, one_in
 from muster_protocol.checkpoints.s3_client import S3_ERRORS, code_of, endpoint_in_environment, make_client
 from muster_protocol.checkpoints.store import Body, Item, Level, Unfinished
 from muster_protocol.errors import storage_error
@@ -131,7 +132,7 @@ class S3Store:
             with self.explained(key):
                 forget_object(self.client, **self.place(key))
 
-        list(self.pool.map(one, keys))
+        list(each_in(self.pool, one, keys))
 
     def close(self) -> None:
         self.pool.shutdown()
@@ -187,7 +188,7 @@ class S3Writer:
                 self._parts[-_PARTS_IN_FLIGHT].result()  # bounds what is held in memory
         if number % _PARTS_OF_A_SIZE == 0:
             self._part_bytes *= 2
-        self._parts.append(store.pool.submit(self._send_part, number, part))
+        self._parts.append(one_in(store.pool, lambda: self._send_part(number, part)))
 
     def _send_part(self, number: int, part: bytes) -> dict[str, Any]:
         done = self._store.client.upload_part(

@@ -9,6 +9,7 @@ from typing import Final
 
 from muster_protocol.checkpoints.chain import Found, read_manifest
 from muster_protocol.checkpoints.checks import check_of
+from muster_protocol.checkpoints.pools import each_in
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.checkpoints.tensors import PIECE, Chunk, read, tensors_of
 from muster_protocol.errors import CorruptCheckpointError
@@ -52,7 +53,7 @@ def damage(store: Store, found: Found) -> Iterator[str]:
                 chunks[chunk.file.key].append((tensor.name, chunk))
     files = [file for file in found.manifest.files if file.key in sound]
     with ThreadPoolExecutor(THREADS, thread_name_prefix="muster-verify") as pool:
-        for told in pool.map(lambda file: list(_of_file(store, file, chunks[file.key])), files):
+        for told in each_in(pool, lambda file: list(_of_file(store, file, chunks[file.key])), files):
             yield from told
 
 

@@ -137,6 +137,45 @@ def test_whoever_asks_a_command_to_end_is_left_neither_a_hold_nor_an_upload(s3_u
         each.close()
 
 
+@pytest.mark.parametrize("spared", [0, 1])
+def test_where_no_more_threads_can_be_started_the_tools_do_without(
+    made: MadeRun, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spared: int
+) -> None:
+    model = {"wide": torch.rand(2000, 800)}  # some parts of an upload
+    safetensors.torch.save_file(model, tmp_path / "model.safetensors")
+    monkeypatch.setattr("muster_protocol.checkpoints.s3.PART_BYTES", 5 << 20)
+    start, left = threading.Thread.start, spared
+
+    def refuse(thread: threading.Thread) -> None:
+        nonlocal left
+        left -= thread.name != "muster-hold"
+        if left < 0:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def crowded(*arguments: str) -> str:
+        nonlocal left
+        left = spared
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            return muster(*arguments)
+
+    crowded("import", str(tmp_path), f"{uri}-hub")
+    crowded("export", f"{uri}-hub", f"{uri}-out")
+    crowded("cp", f"{uri}-hub", f"{uri}-copy")
+    assert "6 of 6 checkpoints are whole" in crowded("verify", uri, "--all")
+    assert "deleted  1" in crowded("prune", uri, "--last", "1", "--yes")
+    assert "3 of 3 checkpoints are whole" in muster("verify", uri, "--all")
+    assert "1 of 1 checkpoint is whole" in muster("verify", f"{uri}-copy")
+    muster("export", f"{uri}-hub", str(tmp_path / "out"))
+    exported = open_store(parse_uri(f"{uri}-out"), None)
+    found = exported.get("model.safetensors")
+    assert found is not None
+    assert found.content == (tmp_path / "out/model.safetensors").read_bytes()
+    assert not exported.unfinished()
+    exported.close()
+
+
 def test_prune_claims_nothing_where_no_run_is(tmp_path: Path) -> None:
     muster("prune", f"file://{tmp_path}", "--job-gone", "--yes")
     assert not list(tmp_path.iterdir())
