@@ -44,6 +44,8 @@ _CHECKED_A_SECOND: Final = 20e6
 _FAILURES_TOLD: Final = 3
 """Tries in a row that fail before anybody but the log is told: the other launcher may only be late to begin."""
 
+Seen = tuple[list[list[bytes]], bytes]
+"""The heads of what each rank has marked, and of the claim."""
 Stream = Callable[[socket.socket], None]
 """What becomes of the connection, in a thread of its own."""
 
@@ -97,7 +99,7 @@ class Copies:
         self._incarnation = 0
         self._keeper: Member | None = None
         self._sending = False
-        self._sent: object = None
+        self._sent: Seen | None = None
         self._not_before = 0.0
         self._said, self._failures = "", 0
         self.trouble = ""
@@ -251,7 +253,7 @@ class Copies:
 
     def look(self) -> None:
         """Sends what the gang has agreed on since the last time. Call it every second or so."""
-        if not self._open or self._keeper is None or self._sending or self._state.clock() < self._not_before:
+        if not self._open or self._keeper is None or self._sending:
             return
         marked = [
             [head for head in map(records.head, memory.slots) if records.marked(head) == self._incarnation]
@@ -261,16 +263,20 @@ class Copies:
         self._filled = self._filled or all(marked)
         if not all(marked) or seen == self._sent:
             return
+        if self._state.clock() < self._not_before and (self._sent is None or seen[1] == self._sent[1]):
+            return  # a newer claim doesn't wait: whoever goes on under an older one would leave out what it committed
         self._sending = True
         self._state.keep(asyncio.ensure_future(self._send_seen(seen, self._keeper)))
 
-    async def _send_seen(self, seen: object, keeper: Member) -> None:
-        incarnation, turn = self._incarnation, self._turn
+    async def _send_seen(self, seen: Seen, keeper: Member) -> None:
+        incarnation, turn, began = self._incarnation, self._turn, self._state.clock()
         wrong = await _in_thread(lambda: self._send(keeper, incarnation, turn))
         self._sending = False
         if turn != self._turn:
             return
-        self._sent, self._not_before = None if wrong else seen, self._state.clock() + (_AGAIN_SECONDS if wrong else 0)
+        now = self._state.clock()
+        # While the next comes in over it there is none: that would be always where it takes as long as saves are apart.
+        self._sent, self._not_before = None if wrong else seen, now + (_AGAIN_SECONDS if wrong else now - began)
         told = f"worker {self._config.index}'s memory is not copied to worker {keeper.index}: {wrong}" if wrong else ""
         if told and told != self._said:
             say(told)

@@ -315,6 +315,49 @@ def test_a_copy_that_keeps_failing_is_told_until_one_arrives(monkeypatch: pytest
     asyncio.run(check())
 
 
+def test_a_copy_stands_as_long_as_it_took_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the network is as slow as saves are frequent, a copy would be replaced as soon as it is whole."""
+    now = 1000.0
+    send = copy_stream.send
+
+    def slow(connection: socket.socket, pieces: list[copy_stream.Piece]) -> None:
+        nonlocal now
+        now += 30.0
+        send(connection, pieces)
+
+    monkeypatch.setattr(copy_stream, "send", slow)
+
+    async def check() -> None:
+        nonlocal now
+        async with pods() as (first, second):
+            await begin(second, keeper=first.member)
+            await begin(first)
+            second.state.clock = lambda: now
+            second.stage(10)
+            await second.look_until(first, 10)
+            while second.copies._sending:  # noqa: ASYNC110 - until it has the answer
+                await asyncio.sleep(0.01)
+            second.stage(11, slot=1)
+            now += 29.0
+            second.copies.look()
+            assert not second.copies._sending
+            assert first.copies.holding[2:3] == (10,)
+            now += 2.0
+            await second.look_until(first, 11)
+
+            await begin(first, keeper=second.member)
+            first.state.clock = lambda: now
+            first.stage(10)
+            await first.look_until(second, 10)
+            while first.copies._sending:  # noqa: ASYNC110 - until it has the answer
+                await asyncio.sleep(0.01)
+            records.write(first.copies.descriptors(0)[3], {"etag": "a newer claim"})
+            first.copies.look()
+            assert first.copies._sending, "a claim doesn't wait"
+
+    asyncio.run(check())
+
+
 def test_a_launcher_without_room_for_a_thread_says_so_to_whom_it_would_keep_a_copy_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
