@@ -87,9 +87,10 @@ def blocks(ranks: Iterable[RankSeen]) -> Iterator[str]:
         alike[one.section, one.step, one.state if not one.stack else "", one.stack].append(one)
     for group in sorted(alike.values(), key=lambda group: (len(group), group[0].rank)):
         first, numbers = group[0], format_indexes(sorted(one.rank for one in group))
-        still = format_duration(max(one.still for one in group))
+        still = max(one.still for one in group)
         where = _SECTIONS.get(first.section, first.section).format(step=first.step, next=first.step + 1)
-        head = f"rank{'s' if len(group) > 1 else ''} {numbers}: {where}, for {still}"
+        age = f", for {format_duration(still)}" if still >= 1 else ""
+        head = f"rank{'s' if len(group) > 1 else ''} {numbers}: {where}{age}"
         yield f"{head}\n{first.stack or f'  {_no_stack(first)}'}\n\n"
 
 

@@ -34,14 +34,14 @@ from muster_runtime.checkpoint.store import open_store
 from muster_runtime.checkpoint.tier import Tier
 from muster_runtime.checkpoint.tree import TensorTable
 from muster_runtime.data.foreign import fixed_size, is_foreign
-from muster_runtime.errors import StateError, StorageError, TornSaveError
+from muster_runtime.errors import StartError, StateError, StorageError, TornSaveError
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.session import rng
 from muster_runtime.session.places import Order, agreed_orders, in_place
 from muster_runtime.session.progress import Metrics
 from muster_runtime.session.restoration import Restoration
 from muster_runtime.session.settings import Settings
-from muster_runtime.session.tracking import Tracked, capture
+from muster_runtime.session.tracking import ANOTHER_RUN, Tracked, capture
 
 _PAUSES: Final = (2.0, 4.0, 8.0)
 """Seconds between the tries of a run's last save, the last of them again and again."""
@@ -201,9 +201,14 @@ class Persistence:
                     who = f"the start of {self._settings.job or 'a run'}"
                     stack.enter_context(held(store, found.key, who, self._warn))
                 self._keeper.load(store, found, attempt.prepare)
+            restored = attempt.finish(found, finished=False)
+        except StartError:
+            raise
+        except StateError as error:  # the run's own uri is another one already
+            another = f"let checkpoint.from name another checkpoint than {uri}@{found.manifest.step}"
+            raise StateError(str(error).replace(ANOTHER_RUN, another)) from error
         finally:
             store.close()
-        restored = attempt.finish(found, finished=False)
         if attempt.lacking:
             names = ", ".join(repr(name) for name in attempt.lacking)
             self._warn(f"the checkpoint at {uri} has no {names}: left as the script made it")

@@ -16,7 +16,15 @@ from muster_runtime.checkpoint.tree import TensorTable, join, split
 from muster_runtime.data.foreign import is_foreign, unpack
 from muster_runtime.errors import StateError
 from muster_runtime.parallel.wrap import unwrap
-from muster_runtime.session.tracking import AS_IT_WAS, Tracked, name_by_rank, parameter_at, paths_of_held, ties_of
+from muster_runtime.session.tracking import (
+    ANOTHER_RUN,
+    AS_IT_WAS,
+    Tracked,
+    name_by_rank,
+    parameter_at,
+    paths_of_held,
+    ties_of,
+)
 
 _EXTRA: Final = "_extra_state"
 """torch's key of what a module's `get_extra_state` gives."""
@@ -41,7 +49,7 @@ class Restoration:
             names = ", ".join(repr(tracked.name) for tracked in missing)
             raise StateError(
                 f"the checkpoint has no {names}, which {missing[0].where} tracks; it has: {', '.join(trees)}. "
-                "Track what the run tracked before, under the same names, or start with another checkpoint.uri"
+                f"Track what the run tracked before, under the same names, or {ANOTHER_RUN}"
             )
         self._by_rank: list[tuple[Tracked, torch.Tensor]] = []
         for tracked in objects:

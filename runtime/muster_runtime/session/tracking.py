@@ -21,7 +21,8 @@ from muster_runtime.parallel.gang import Gang
 from muster_runtime.parallel.replicas import samples
 from muster_runtime.parallel.wrap import take_from_leader, unwrap
 
-AS_IT_WAS: Final = "Make it as it was, or start with another checkpoint.uri"
+ANOTHER_RUN: Final = "start with another checkpoint.uri"
+AS_IT_WAS: Final = f"Make it as it was, or {ANOTHER_RUN}"
 _OPTIMIZER_STATE = re.compile(r"^\.state\.(\d+)\.(.+)$")
 
 

@@ -262,6 +262,10 @@ def test_a_warm_start_takes_the_models_that_are_there(tmp_path: Path) -> None:
     path.write_text(more.replace("model=model", "net=model"))
     refused = run_gang(path, tmp_path / "new", 1, environment(tmp_path / "none", **warm), distributed=False)
     assert "the checkpoint has no 'ema', 'net', which" in refused.output, "not one of them is there"
+    path.write_text(more.replace("session.wrap(nn.Linear(4, 1))", "session.wrap(nn.Linear(4, 2))"))
+    refused = run_gang(path, tmp_path / "new", 1, environment(tmp_path / "wider", **warm), distributed=False)
+    assert f"Make it as it was, or let checkpoint.from name another checkpoint than {uri}@" in refused.output
+    assert "another checkpoint.uri" not in refused.output, "that is another one already"
 
 
 ACCUMULATE = """
