@@ -206,7 +206,7 @@ class Persistence:
             raise
         except StateError as error:  # the run's own uri is another one already
             another = f"let checkpoint.from name another checkpoint than {uri}@{found.manifest.step}"
-            raise StateError(str(error).replace(ANOTHER_RUN, another)) from error
+            raise StateError(str(error).replace(ANOTHER_RUN, another)) from None
         finally:
             store.close()
         if attempt.lacking:
