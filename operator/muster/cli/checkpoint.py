@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
-import getpass
 import math
-import os
 import shlex
 import signal
-import socket
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from muster.cli import checkpoint_tables as tables
+from muster.cli.checkpoint_stores import (
+    chosen,
+    explained,
+    located,
+    manifest_of,
+    misspelt,
+    of_run,
+    opened,
+    reading,
+    uri_of,
+    who,
+)
 from muster.cli.printing import As, Output, fail, note, print_json
 from muster.sizing.prices import catalogue
-from muster_protocol.checkpoints.chain import Found, read_manifest
-from muster_protocol.checkpoints.commit import TOOL, claim_epoch
+from muster_protocol.checkpoints.chain import read_manifest
+from muster_protocol.checkpoints.commit import claim_epoch
 from muster_protocol.checkpoints.copy import copy
 from muster_protocol.checkpoints.differences import differences
 from muster_protocol.checkpoints.export import SHARD_BYTES, export, exported_before, model_tensors
-from muster_protocol.checkpoints.file_store import FileStore
-from muster_protocol.checkpoints.holds import held, release, tag
+from muster_protocol.checkpoints.holds import release, tag
 from muster_protocol.checkpoints.importing import import_model
-from muster_protocol.checkpoints.inventory import Checkpoint, Inventory, choose, meant, runs_below, take
+from muster_protocol.checkpoints.inventory import Checkpoint, Inventory, choose, runs_below, take
 from muster_protocol.checkpoints.prune import carry_out
 from muster_protocol.checkpoints.retention import (
     ORPHAN_SECONDS,
@@ -39,11 +44,12 @@ from muster_protocol.checkpoints.retention import (
     plan,
     unknown_metric,
 )
-from muster_protocol.checkpoints.store import Store, StreamingStore
+from muster_protocol.checkpoints.store import Store
 from muster_protocol.checkpoints.tensors import tensors_of
 from muster_protocol.checkpoints.verify import damage_at
-from muster_protocol.errors import CorruptCheckpointError, MusterError, StorageError
-from muster_protocol.uris import CheckpointUri, parse_uri, parse_uri_at_step, parse_uri_of_run
+from muster_protocol.errors import CorruptCheckpointError
+from muster_protocol.spelling import there_are
+from muster_protocol.uris import parse_uri, parse_uri_at_step
 
 app = typer.Typer(
     help="A run's checkpoints: list, verify, keep, prune, export, copy. Needs S3 alone, no cluster.",
@@ -78,6 +84,9 @@ def _end(number: int, _frame: object) -> None:
 def list_(
     uri: Uri,
     everything: Annotated[bool, typer.Option("--all", "-a", help="Also what was never committed.")] = False,
+    metric: Annotated[
+        list[str] | None, typer.Option(help="A column for this metric, as it was at the save; may be given again.")
+    ] = None,
     endpoint: Endpoint = None,
     output: As = Output.TABLE,
 ) -> None:
@@ -89,17 +98,21 @@ def list_(
       muster checkpoint ls s3://models/llama-8b
       muster checkpoint ls s3://models
     """
-    with _explained(), _of_run(uri, endpoint) as store:
+    with explained(), of_run(uri, endpoint) as store:
         inventory = take(store, unfinished=everything)
         _warn_of(inventory)
         rows = tables.listing(inventory, time.time(), everything=everything)
         if output is Output.JSON:
             print_json(rows)
         elif rows or inventory.folders or inventory.latest is not None:
-            tables.print_listing(inventory, rows)
+            known = {name for row in rows for name in row.get("metrics", ())}
+            for name in metric or ():
+                if name not in known:
+                    note(f"none of these has a metric {name}; {there_are(name, known)}")
+            tables.print_listing(inventory, rows, metric or ())
         else:
             runs, everywhere = runs_below(store)
-            near = "" if runs else _meant(parse_uri(uri), endpoint)
+            near = "" if runs else misspelt(parse_uri(uri), endpoint)
             tables.print_runs(inventory.uri, runs, everywhere, near)
 
 
@@ -110,7 +123,7 @@ def show(uri: UriAtStep, endpoint: Endpoint = None, output: As = Output.TABLE) -
     \b
       muster checkpoint show s3://models/llama-8b@1200
     """
-    with _explained(), _chosen(uri, endpoint) as (store, inventory, checkpoint):
+    with explained(), chosen(uri, endpoint) as (store, inventory, checkpoint):
         found = read_manifest(store, checkpoint.key, checkpoint.sha256)
         facts = tables.facts(inventory, checkpoint, found, time.time())
         if output is Output.JSON:
@@ -133,7 +146,7 @@ def verify(
     \b
       muster checkpoint verify s3://models/llama-8b --all
     """
-    with _explained(), _located(uri, endpoint) as (store, inventory, step):
+    with explained(), located(uri, endpoint) as (store, inventory, step):
         nothing_whole = step is None and inventory.damaged and not inventory.committed
         only = None if nothing_whole else choose(inventory, step)
         results = []
@@ -156,7 +169,7 @@ def _verified(store: Store, inventory: Inventory, only: Checkpoint | None) -> It
     for each in inventory.committed if only is None else (only,):
         troubles, left_out = [], ""
         try:
-            with _reading(store, each, "verify"):
+            with reading(store, each, "verify"):
                 troubles = list(damage_at(store, each.key, each.sha256))
         except CorruptCheckpointError as error:  # no hold on what a prune is at
             if only is not None:
@@ -181,11 +194,11 @@ def diff(
       muster checkpoint diff s3://models/llama-8b@1000 @1200
     """
     with (
-        _explained(),
-        _chosen(before, endpoint) as (old_store, _, old),
-        _chosen(f"{old_store.uri}{after}" if after.startswith("@") else after, endpoint) as (new_store, _, new),
-        _reading(old_store, old, "diff"),
-        _reading(new_store, new, "diff"),
+        explained(),
+        chosen(before, endpoint) as (old_store, _, old),
+        chosen(f"{old_store.uri}{after}" if after.startswith("@") else after, endpoint) as (new_store, _, new),
+        reading(old_store, old, "diff"),
+        reading(new_store, new, "diff"),
     ):
         sides = [
             (store, tensors_of(read_manifest(store, one.key, one.sha256).manifest))
@@ -211,17 +224,17 @@ def keep(
       muster checkpoint keep s3://models/llama-8b@1200 --name paper
       muster checkpoint keep s3://models/llama-8b --name paper --release
     """
-    with _explained():
+    with explained():
         if let_go:
             parsed, step = parse_uri_at_step(uri)
             if name is None and step is None:
                 fail(f"say which tag: muster checkpoint keep {uri} --release --name NAME, or {uri}@STEP --release")
-            with _opened(str(parsed), endpoint) as store:
+            with opened(str(parsed), endpoint) as store:
                 release(store, name or f"step-{step}")
             typer.echo(f"released {name or f'step-{step}'}")
             return
-        with _chosen(uri, endpoint) as (store, _, checkpoint):
-            made = tag(store, checkpoint.key, checkpoint.sha256, name or f"step-{checkpoint.step}", _me("keep"))
+        with chosen(uri, endpoint) as (store, _, checkpoint):
+            made = tag(store, checkpoint.key, checkpoint.sha256, name or f"step-{checkpoint.step}", who("keep"))
             typer.echo(f"step {checkpoint.step} is kept as {made.id}")
 
 
@@ -267,11 +280,11 @@ def prune(
     """
     if dry_run and yes:
         fail("--dry-run and --yes contradict each other; give one of them")
-    with _explained():
+    with explained():
         rules = Retention(
             last, every, every_hours * 3600 if every_hours else None, None if best is None else parse_best(best)
         )
-        with _of_run(uri, endpoint) as store:
+        with of_run(uri, endpoint) as store:
             inventory = take(store)
             if rules.best and (wrong := unknown_metric(inventory, rules.best)):
                 fail(wrong)
@@ -279,7 +292,7 @@ def prune(
             if not inventory.folders:
                 note(f"{store.uri} has no checkpoints; is it some job's spec.checkpoint.uri?")
             if job_gone and yes and inventory.latest is not None:
-                claim_epoch(store, _me("prune"))
+                claim_epoch(store, who("prune"))
                 inventory = take(store)
             elif job_gone:
                 inventory = claimed_anew(inventory)
@@ -306,14 +319,14 @@ def export_(
     \b
       muster checkpoint export s3://models/llama-8b ./llama-8b
     """
-    where = _uri_of(target)
+    where = uri_of(target)
     with (
-        _explained(),
-        _chosen(uri, endpoint) as (store, _, checkpoint),
-        _opened(where, endpoint) as there,
-        _reading(store, checkpoint, "export"),
+        explained(),
+        chosen(uri, endpoint) as (store, _, checkpoint),
+        opened(where, endpoint) as there,
+        reading(store, checkpoint, "export"),
     ):
-        tensors, left_out = model_tensors(_found(store, checkpoint), name)
+        tensors, left_out = model_tensors(manifest_of(store, checkpoint), name)
         if left_out:
             note(f"left out, since safetensors takes tensors alone: {', '.join(left_out)}")
         old = exported_before(there, force=force)
@@ -338,8 +351,8 @@ def import_(
     \b
       muster checkpoint import ./llama-8b s3://models/llama-8b-tuned
     """
-    where = _uri_of(folder)
-    with _explained(), _opened(where, endpoint) as store, _of_run(target, endpoint) as there:
+    where = uri_of(folder)
+    with explained(), opened(where, endpoint) as store, of_run(target, endpoint) as there:
         size = import_model(store, there, name)
         typer.echo(f"{store.uri} is committed in {there.uri} as the object {name}: {tables.amount(size)}")
         source = there.uri
@@ -366,72 +379,13 @@ def cp(
       muster checkpoint cp s3://models/llama-8b@1200 s3://archive/llama-8b
     """
     with (
-        _explained(),
-        _chosen(uri, endpoint) as (store, _, checkpoint),
-        _of_run(target, target_endpoint or endpoint) as there,
-        _reading(store, checkpoint, "cp"),
+        explained(),
+        chosen(uri, endpoint) as (store, _, checkpoint),
+        of_run(target, target_endpoint or endpoint) as there,
+        reading(store, checkpoint, "cp"),
     ):
-        size = copy(store, _found(store, checkpoint), there)
+        size = copy(store, manifest_of(store, checkpoint), there)
         typer.echo(f"step {checkpoint.step} of {store.uri} is committed in {there.uri}: {tables.amount(size)}")
-
-
-def _meant(uri: CheckpointUri, endpoint: str | None) -> str:
-    """The uri of the run beside a place without any, of whose name that is a likely misspelling; "" where none is."""
-    above, _, name = uri.prefix.rpartition("/")
-    parent = replace(uri, prefix=above)
-    if not name or (uri.scheme == "file" and not above):
-        return ""
-    try:
-        with _opened(str(parent), endpoint) as store:
-            near = meant(store, name)
-    except StorageError:
-        return ""  # who may read below a prefix alone is told no more
-    return f"{parent}/{near}" if near is not None else ""
-
-
-def _uri_of(place: str) -> str:
-    """Of a folder or a uri. A name is no URL here: a space in it is a space."""
-    if not place:  # a variable that isn't set, and no word for where one is
-        fail("the folder is empty; name one, or write . for this one")
-    return place if "://" in place else f"file://{Path(place).absolute()}"
-
-
-def open_store(uri: CheckpointUri, endpoint: str | None) -> StreamingStore:
-    if uri.scheme == "file":
-        return FileStore(uri)
-    from muster_protocol.checkpoints.s3 import S3Store
-
-    return S3Store(uri, endpoint or "")
-
-
-@contextlib.contextmanager
-def _opened(uri: str, endpoint: str | None) -> Iterator[StreamingStore]:
-    store = open_store(parse_uri(uri), endpoint)
-    try:
-        yield store
-    finally:
-        store.close()
-
-
-def _of_run(uri: str, endpoint: str | None) -> contextlib.AbstractContextManager[StreamingStore]:
-    """For what takes a whole run, and no step of it."""
-    return _opened(str(parse_uri_of_run(uri)), endpoint)
-
-
-@contextlib.contextmanager
-def _located(uri: str, endpoint: str | None) -> Iterator[tuple[Store, Inventory, int | None]]:
-    parsed, step = parse_uri_at_step(uri)
-    with _opened(str(parsed), endpoint) as store:
-        yield store, take(store, unfinished=False), step
-
-
-@contextlib.contextmanager
-def _chosen(uri: str, endpoint: str | None) -> Iterator[tuple[Store, Inventory, Checkpoint]]:
-    with _located(uri, endpoint) as (store, inventory, step):
-        checkpoint = choose(inventory, step)
-        if step is None and inventory.newest_lost is not None:
-            note(f"{inventory.newest_lost.reason}; step {checkpoint.step} is taken, the newest that can be read")
-        yield store, inventory, checkpoint
 
 
 def _warn_of(inventory: Inventory) -> None:
@@ -440,37 +394,8 @@ def _warn_of(inventory: Inventory) -> None:
             note(trouble)
 
 
-@contextlib.contextmanager
-def _reading(store: Store, checkpoint: Checkpoint, what: str) -> Iterator[None]:
-    with held(store, checkpoint.key, _me(what), note):
-        yield
-
-
-def _found(store: Store, checkpoint: Checkpoint) -> Found:
-    return read_manifest(store, checkpoint.key, checkpoint.sha256)
-
-
-@contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    """Errors that a user can meet become sentences."""
-    try:
-        yield
-    except (MusterError, ValueError) as error:
-        fail(str(error))
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-
-
 def _list_price() -> float:
     """Dollars for a gigabyte and month, as `muster prices list` has it."""
     found = catalogue(region=LIST_REGION).storage(datetime.now(timezone.utc))
     assert found is not None, f"the public list prices have no storage in {LIST_REGION}"
     return float(found.amount)
-
-
-def _me(what: str) -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user need not have a name
-        user = f"user {os.getuid()}"
-    return f"{TOOL}{what} by {user} on {socket.gethostname()}"

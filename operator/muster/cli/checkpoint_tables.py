@@ -82,7 +82,8 @@ def listing(inventory: Inventory, now: float, *, everything: bool) -> list[Row]:
     return rows
 
 
-def print_listing(inventory: Inventory, rows: Sequence[Row]) -> None:
+def print_listing(inventory: Inventory, rows: Sequence[Row], metrics: Sequence[str] = ()) -> None:
+    """`metrics`: names of those that get a column each."""
     if not rows:
         if inventory.latest is not None:
             typer.echo(f"{inventory.uri} has no checkpoints yet; {claimant(inventory.latest)} has claimed it")
@@ -94,11 +95,12 @@ def print_listing(inventory: Inventory, rows: Sequence[Row]) -> None:
             row.get("saved", ""),
             amount(row["bytes"]) if "bytes" in row else "",
             str(row.get("worldSize", "")),
+            *(f"{row['metrics'][name]:.6g}" if name in row.get("metrics", ()) else "" for name in metrics),
             ", ".join(row.get("keptBy", ())) if row["state"] == "committed" else _stray(row),
         )
         for row in rows
     ]
-    _print(("STEP", "CLAIM", "SAVED", "SIZE", "RANKS", "KEPT BY"), cells)
+    _print(("STEP", "CLAIM", "SAVED", "SIZE", "RANKS", *map(str.upper, metrics), "KEPT BY"), cells)
 
 
 def print_runs(uri: str, runs: Sequence[str], everything: bool, near: str) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from muster.cli.checkpoint import open_store
+from muster.cli.checkpoint_stores import open_store
 from muster.cli.checkpoint_tables import amount
 from muster.cli.printing import As, Output, fail, note, plain_table, print_json, print_table
 from muster.cli.stored_history import HISTORY_URL, history

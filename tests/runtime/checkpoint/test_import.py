@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from muster.cli.app import app
-from muster.cli.checkpoint import open_store
+from muster.cli.checkpoint_stores import open_store
 from muster_protocol.checkpoints import importing
 from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.file_store import FileStore

@@ -28,7 +28,7 @@ from proxy import Act, Full, NothingDeleted, NoUploadsListed, Proxy, forward
 from typer.testing import CliRunner
 
 from muster.cli.app import app
-from muster.cli.checkpoint import open_store
+from muster.cli.checkpoint_stores import open_store
 from muster_protocol.checkpoints import s3
 from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.commit import claim_epoch, commit, read_latest
@@ -196,6 +196,10 @@ def test_the_list_tells_what_keeps_each(made: MadeRun, uri: str) -> None:
         (2, ["tag best"]),
         (1, []),
     ]
+    table = [line.split() for line in muster("ls", uri, "--metric", "loss").splitlines()]
+    assert table[0] == ["STEP", "CLAIM", "SAVED", "SIZE", "RANKS", "LOSS", "KEPT", "BY"]
+    assert [row[6] for row in table[1:]] == ["0.166667", "0.2", "0.25", "0.333333", "0.5", "1"]
+    assert "none of these has a metric los; did you mean 'loss'?" in muster("ls", uri, "--metric", "los")
     made.write(7)
     assert "never committed" not in muster("ls", uri)
     assert "never committed" in muster("ls", uri, "--all")
