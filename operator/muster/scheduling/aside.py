@@ -17,6 +17,7 @@ import numpy as np
 from muster.scheduling.claims import movable
 from muster.scheduling.defrag import Rearrangement, defragment
 from muster.scheduling.demand import coming_back
+from muster.scheduling.fallback import fallback_starts
 from muster.scheduling.gangs import Gang
 from muster.scheduling.heads import Head, Heads
 from muster.scheduling.moves import Pace
@@ -62,7 +63,7 @@ def make_way(round_: Round, heads: Heads, owners: Owners, verdicts: Sequence[Ver
         if not there.would_do(asking.gang):
             continue
         looked_at += running
-        found = _search(round_, owners, asking, there.room)
+        found = _search(round_, owners, asking, there.room, _wait(round_, heads, verdict, asking, there.room))
         if found is not None:
             return Way(asking.job, asking.flavour, found)
     return None
@@ -110,16 +111,22 @@ class _Pieces:
         return all(sums[resource] >= amount * gang.total for resource, amount in worker.asks)
 
 
-def _search(round_: Round, owners: Owners, it: _Asking, room: Room) -> Rearrangement | None:
+def _wait(round_: Round, heads: Heads, verdict: Verdict, it: _Asking, room: Room) -> float:
+    """Seconds until a job is expected to start if nobody moves: on its nodes, or on those that it takes next."""
+    start = it.head.reservation.start if it.head is not None else heads.earliest(it.gang, room.open)
+    return min(start, fallback_starts(round_, [verdict]).get(it.job, FOREVER)) - round_.snapshot.now
+
+
+def _search(round_: Round, owners: Owners, it: _Asking, room: Room, wait: float) -> Rearrangement | None:
     """Moves that let one job start. Its quota is reserved then, as it was before if it is a head."""
     snapshot, queue = round_.snapshot, round_.queue_of[it.job]
     need = round_.kinds.need(round_.kinds.of[it.job], it.choice, it.gang.size)
     if it.head is not None:
         # Its quota is reserved already, and must not stand in its own way.
         round_.charge_reserved(it.job, it.choice, need, -1)
-        ledger, wait = round_.promised, it.head.reservation.start - snapshot.now
+        ledger = round_.promised
     elif round_.shortage(it.job, it.choice, need) is None:
-        ledger, wait = owners.ledger_for(queue, it.flavour, need), FOREVER
+        ledger = owners.ledger_for(queue, it.flavour, need)
     else:
         return None
     found = defragment(

@@ -3,8 +3,9 @@
 Nobody is preempted: all that move find new places at once, valid for them, beside the gang. They lose what a restart
 loses, so only preemptible jobs are moved that save checkpoints, whose disruption budget allows it and whose priority is
 not higher, the cheapest that free a valid shape, and only if the gang's gain is twice the loss: its accelerators times
-the seconds that it would else wait. Nor is a job moved before it has run for so long that stopping and starting is a
-small part of that (`claims.LOST_AT_MOST`): one that lies badly would else move again and again.
+the seconds by which it starts sooner, when those who move are gone. Nor is a job moved before it has run for so long
+that stopping and starting is a small part of that (`claims.LOST_AT_MOST`): one that lies badly would else move again
+and again.
 """
 
 from __future__ import annotations
@@ -87,18 +88,19 @@ def defragment(
     wants = demand(snapshot, tree, room, ledger, workers, gang, job, coming, flavour)
     if wants is None or ledger.shortage(wants.queue, wants.flavour, wants.need, borrowing=wants.borrowing) is not None:
         return None
-    gain = min(wait, pace.horizon) * int(accelerators_each(snapshot, np.array([job]))[0]) * gang.total
+    each = int(accelerators_each(snapshot, np.array([job]))[0]) * gang.total
     asked = _may_move(wants, coming, pace)
     if kept is not None:
         asked &= ~_on(snapshot, kept)
     for _ in range(_TRIES):
         rights = np.where(asked, int(Right.PRIORITY), int(Right.NONE)).astype(np.int32)
         found = clear_room(wants, rights, coming, elastic=False)
-        if found is None or not found.evicted or found.bound * pace.gain > gain:
+        if found is None or not found.evicted or found.bound * pace.gain > min(wait, pace.horizon) * each:
             return None
         moves, left, stuck = _replace(wants, found, coming)
         if stuck is None:
-            if found.lost * pace.gain > gain:
+            gone = float(snapshot.jobs.runs.grace[[move.row for move in moves]].max())
+            if found.lost * pace.gain > min(wait - gone, pace.horizon) * each:
                 return None
             return Rearrangement(found.nodes, found.places, moves, found.lost, left)
         asked[stuck] = False

@@ -161,6 +161,16 @@ class Heads:
         self.all.append(Head(job, gang, flavour, reservation, watch, where, fresh, len(self._stay), ahead))
         return self.all[-1]
 
+    def earliest(self, gang: Gang, open_: Int) -> float:
+        """When a gang that holds no reservation could start behind all that do; FOREVER when nobody knows.
+
+        Args:
+            open_: R x N, what is free now and kept for nobody.
+        """
+        room, worker = self._round.room, self._round.kinds.workers[gang.worker]
+        left = open_ if self._reserved is None else np.minimum(open_, room.free - self._reserved)
+        return self.timeline.reserve(room, gang, worker, left, proof=False).start
+
     def _when_others_yield(
         self, gang: Gang, worker: Worker, left: Int, yielding: Sequence[int], otherwise: Reservation
     ) -> Reservation:
