@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from muster.scheduling.plan import Change, ChangeKind, Waiting
+from muster.scheduling.plan import Change, ChangeKind, Waiting, WaitReason
 from muster.scheduling.planner import plan
-from muster.scheduling.snapshot import Shape, Sizes, Snapshot, TopologyMode
+from muster.scheduling.snapshot import UNLIMITED, Alternative, Int, Mask, Shape, Sizes, Snapshot, TopologyMode
 
 from . import oracle
-from .cases import Job, Node, Outcome, Queue, apply, rack, snapshot
+from .cases import GPU, Job, Node, Outcome, Queue, apply, rack, snapshot
 from .crowded import crowded
 from .worlds import contended, trees
 
@@ -66,6 +66,94 @@ def test_whoever_does_what_would_help_starts(world: Snapshot, seed: int) -> None
 @given(st.integers(0, 2**32 - 1))
 def test_so_do_elastic_gangs_and_those_with_spares_windows_limits_and_deadlines(seed: int) -> None:
     whoever_does_what_would_help_starts(crowded(np.random.default_rng(seed)))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 2**32 - 1))
+def test_so_do_those_who_take_spot_nodes_where_there_are_no_others(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    world = crowded(draw)
+    spot = draw.random(len(world.nodes.names)) < 0.4
+    quota = draw.choice([0, 4, 8, int(UNLIMITED)], len(world.queues.names))
+    whoever_does_what_would_help_starts(with_spot(world, spot, quota, draw.random(len(world.jobs.uids)) < 0.7))
+
+
+def with_spot(world: Snapshot, spot: Mask, quota: Int, takes: Mask) -> Snapshot:
+    """The world in which some nodes are spot nodes, and the jobs that take them by now take others before.
+
+    Args:
+        quota: of spot GPUs, by queue.
+        takes: J.
+    """
+    queues, jobs, filters = world.queues, world.jobs, len(world.eligible)
+    wide = [np.concatenate([each, each[:, 1:]], axis=1) for each in (queues.nominal, queues.borrowing, queues.lending)]
+    wide[0][:, 2, GPU] = quota
+    gpus = jobs.requests[:, GPU] > 0
+    others = [
+        (Alternative(filters + int(jobs.filters[row]), 2 if gpus[row] else 0),) if takes[row] else ()
+        for row in range(len(jobs.uids))
+    ]
+    return replace(
+        world,
+        flavours=("", "H100/on-demand", "H100/spot"),
+        nodes=replace(world.nodes, flavours=np.where(spot & (world.nodes.flavours == 1), 2, world.nodes.flavours)),
+        queues=replace(queues, nominal=wide[0], borrowing=wide[1], lending=wide[2]),
+        eligible=np.concatenate([world.eligible & ~spot, world.eligible & spot]),
+        jobs=replace(jobs, terms=replace(jobs.terms, alternatives=tuple(others))),
+    )
+
+
+@pytest.mark.parametrize(
+    ("free", "there", "quota", "reason", "message", "told"),
+    [
+        ((0, 3), (4, 4), 64, WaitReason.INSUFFICIENT_CAPACITY, "the 4 H100/spot nodes that suit have room for 3", 3),
+        ((2, 1), (4, 4), 64, WaitReason.INSUFFICIENT_CAPACITY, "4 H100/on-demand nodes that suit have room for 2", 2),
+        ((0, 3), (4, 4), 24, WaitReason.INSUFFICIENT_CAPACITY, "4 H100/on-demand nodes that suit have room for 0", 3),
+        ((0, 3), (4, 3), 64, WaitReason.INSUFFICIENT_CAPACITY, "4 H100/on-demand nodes that suit have room for 0", 3),
+        (
+            (2, 3),
+            (2, 3),
+            64,
+            WaitReason.EXCEEDS_CLUSTER,
+            "the 3 H100/spot nodes that suit have room for 3 even when",
+            3,
+        ),
+        (
+            (0, 3),
+            (0, 3),
+            64,
+            WaitReason.EXCEEDS_CLUSTER,
+            "the 3 H100/spot nodes that suit have room for 3 even when",
+            3,
+        ),
+        ((3, 0), (3, 0), 64, WaitReason.EXCEEDS_CLUSTER, "3 H100/on-demand nodes that suit have room for 3 even", 3),
+    ],
+)
+def test_who_takes_two_kinds_of_node_is_told_of_the_one_that_comes_closest(
+    free: tuple[int, int], there: tuple[int, int], quota: int, reason: WaitReason, message: str, told: int
+) -> None:
+    """It wants four nodes; the third and the fourth case are told what helps on the other kind."""
+    nodes = [
+        Node(f"{kind}-{index}", used_gpus=0 if index < free[kind] else 8)
+        for kind in (0, 1)
+        for index in range(there[kind])
+    ]
+    world = snapshot(nodes, [Job("a", workers=4)], [Queue(gpus=64)])
+    world = with_spot(world, np.array([node.name[0] == "1" for node in nodes]), np.array([quota]), np.array([True]))
+    made = plan(world)
+    waiting = made.helped(Outcome(world, made).waiting["a"])
+    assert waiting.reason is reason
+    assert message in waiting.message
+    assert [each.value for each in waiting.changes] == [str(told)]
+
+
+def test_who_fits_only_nodes_of_one_kind_that_are_away_is_told_of_these() -> None:
+    nodes = [Node("0-a"), *(Node(f"1-{index}", usable=index > 0) for index in range(4))]
+    world = snapshot(nodes, [Job("a", workers=4)])
+    world = with_spot(world, np.array([node.name[0] == "1" for node in nodes]), np.array([64]), np.array([True]))
+    (waiting,) = plan(world).waiting
+    assert waiting.message.endswith("; 1 suitable node is cordoned or not ready")
+    assert "the 3 H100/spot nodes that suit have room for 3" in waiting.message
 
 
 def whoever_does_what_would_help_starts(world: Snapshot) -> None:

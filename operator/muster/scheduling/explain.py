@@ -12,6 +12,7 @@ from typing import Final, overload
 
 import numpy as np
 
+from muster.scheduling.closest import closest
 from muster.scheduling.expected import BASES, Expected
 from muster.scheduling.heads import Heads
 from muster.scheduling.helping import NO_ROOM, Helps
@@ -67,8 +68,9 @@ class Told(Sequence[Waiting]):
 
     def __init__(self, verdicts: Sequence[Verdict], words: Words, expected: Expected) -> None:
         self._verdicts, self._words = verdicts, words
+        self._told = words.closest(verdicts)
         self.rows: Int = np.array([each.job for each in verdicts], dtype=np.int64)
-        self.reasons: list[WaitReason] = words.reasons(verdicts, self.rows)
+        self.reasons: list[WaitReason] = words.reasons(self._told, self.rows)
         could = np.array([each.fate not in _NEVER for each in verdicts], dtype=np.bool_)
         self.positions: Int = positions(words.queues[self.rows], could)
         self.starts: Seconds = expected.starts[self.rows]
@@ -88,8 +90,9 @@ class Told(Sequence[Waiting]):
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
         words, verdict, position = self._words, self._verdicts[index], int(self.positions[index])
-        why, blocker = words.why(verdict)
-        almost, changes, elsewhere = words.helps.of(verdict, has_quota=words.has_quota(verdict))
+        told = self._told[index]
+        why, blocker = words.why(told)
+        almost, changes, elsewhere = words.helps.of(told, has_quota=words.has_quota(told))
         return Waiting(
             uid=words.uids[verdict.job],
             reason=why.reason,
@@ -115,7 +118,7 @@ class Told(Sequence[Waiting]):
 
     def helped(self, waiting: Waiting) -> Waiting:
         """See `Plan`."""
-        verdict = self._verdicts[waiting.rank]
+        verdict = self._told[waiting.rank]
         if self._words.has_quota(verdict):
             return waiting
         changes, elsewhere = self._words.helps.of_quota(verdict)
@@ -159,6 +162,10 @@ class Words:
         self._kept: dict[tuple[int, int, int], bool] = {}
         self._room: dict[tuple[int, int], WaitReason] = {}
         self._wanted: dict[tuple[int, int, int, bool], tuple[Wanted, ...]] = {}
+
+    def closest(self, verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
+        """See `muster.scheduling.closest`."""
+        return closest(self._round, self._reasons, verdicts)
 
     def reasons(self, verdicts: Sequence[Verdict], rows: Int) -> list[WaitReason]:
         """The same as `why` tells of each, without its sentence. `rows` are the verdicts'."""

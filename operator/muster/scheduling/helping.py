@@ -39,6 +39,7 @@ class Helps:
         almost, changes, others = self._helps[key]
         if not has_quota or self._round.opens_later(verdict.job):
             return almost, (), ""
+        changes = changes or self._of_other_choices(verdict, spare=spare)
         named = (self._round.snapshot.flavours[other] for other in others if self._has_quota_of(verdict, other))
         return almost, changes, next(named, "")
 
@@ -48,13 +49,24 @@ class Helps:
         if job in self._heads.jobs or verdict.fate not in _MAY_LACK_QUOTA or round_.opens_later(job):
             return (), ""  # what is kept for a head is charged already
         spare = not self._open[job]
-        key = (round_.queue_of[job], round_.kinds.of[job], verdict.choice, spare)
+        changes, elsewhere = self._of_quota(job, verdict.choice, spare=spare)
+        return changes or self._of_other_choices(verdict, spare=spare), elsewhere
+
+    def _of_quota(self, job: int, choice: int, *, spare: bool) -> tuple[tuple[Change, ...], str]:
+        round_ = self._round
+        key = (round_.queue_of[job], round_.kinds.of[job], choice, spare)
         if key not in self._known_quota_helps:
-            allows, borrows = partial(self._allows, job), partial(self._could_borrow, job, verdict.choice)
-            self._known_quota_helps[key] = self._changes.of_quota(
-                key[1], verdict.choice, allows, spare=spare, borrows=borrows
-            )
+            allows, borrows = partial(self._allows, job), partial(self._could_borrow, job, choice)
+            self._known_quota_helps[key] = self._changes.of_quota(key[1], choice, allows, spare=spare, borrows=borrows)
         return self._known_quota_helps[key]
+
+    def _of_other_choices(self, verdict: Verdict, *, spare: bool) -> tuple[Change, ...]:
+        """What would let a job start on another kind of node that it takes by now."""
+        for choice in range(len(self._round.kind(verdict.job).choices)):
+            found = self._of_quota(verdict.job, choice, spare=spare)[0] if choice != verdict.choice else ()
+            if found:
+                return found
+        return ()
 
     def _allows(self, job: int, flavour: int, gang: Gang) -> bool:
         """Whether a job has quota for a gang now, after all who would take back what it borrows."""

@@ -27,10 +27,12 @@ class Hope:
     Attributes:
         choices: those that could.
         fate: why there is none.
+        closest: where there is none, the choice of which the fate speaks.
     """
 
     choices: tuple[int, ...]
     fate: Fate | None
+    closest: int = 0
 
 
 class Outlook:
@@ -75,7 +77,7 @@ class Outlook:
             for job in rows[mask].tolist():
                 self.obstacles[job] = Verdict(job, fate)
         for job, number in zip(rows[hopeless].tolist(), kind_of[hopeless].tolist(), strict=True):
-            self.obstacles[job] = Verdict(job, hopes[number].fate or Fate.TOO_LARGE)
+            self.obstacles[job] = Verdict(job, hopes[number].fate or Fate.TOO_LARGE, hopes[number].closest)
 
     def renew(self) -> None:
         """Look again at who lacks quota in use. To be called when others have started since."""

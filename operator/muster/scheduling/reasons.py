@@ -140,6 +140,11 @@ class Reasons:
         scattered = bound and self._room.free_slots(gang.worker).total >= gang.total
         return WaitReason.TOPOLOGY_UNSATISFIED if scattered else WaitReason.INSUFFICIENT_CAPACITY
 
+    def most(self, gang: Gang) -> int:
+        """How many workers find room now, in the domain that comes closest."""
+        room, worker = self._room, gang.worker
+        return self._closest(gang, room.free_slots(worker).everywhere(), room.slots_when_empty(worker).counts).placeable
+
     def lacks_room(self, gang: Gang) -> Why:
         """The gang does not fit what is free now."""
         mask, slots = self._room.candidates(gang.worker), self._room.free_slots(gang.worker)

@@ -127,7 +127,7 @@ class Round:
         self.promised = self.used.copy()
         self.kept: Kept = keep_promises(snapshot, self.used, self.promised)
         self.room = Room(snapshot, self.tree, self.kinds.workers, self.kept.free)
-        self.kinds.limit_sizes(self._possible)
+        self.kinds.limit_sizes(self.fits_empty)
         self._spare: Room | None = None
         self.queue_of: list[int] = jobs.queues.tolist()
         self.opens: list[float] = jobs.terms.opens.tolist()
@@ -151,7 +151,7 @@ class Round:
         self._fitted: dict[tuple[bool, int], tuple[int, int]] = {}
         self._found: dict[tuple[bool, int, int, int], tuple[int, Found]] = {}
 
-    def _possible(self, gang: Gang) -> bool:
+    def fits_empty(self, gang: Gang) -> bool:
         """Whether a gang fits the usable nodes when they are empty."""
         return fits(self.tree, self.room.slots_when_empty(gang.worker).prefix, gang)
 

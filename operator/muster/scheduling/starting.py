@@ -16,16 +16,19 @@ from muster.scheduling.heads import Heads
 from muster.scheduling.open_quota import OpenQuota
 from muster.scheduling.outlook import Hope, Outlook
 from muster.scheduling.owners import Owners
-from muster.scheduling.placement import fits
+from muster.scheduling.placement import fits, placeable
 from muster.scheduling.plan import Admission
 from muster.scheduling.quota import Need
 from muster.scheduling.room import count_slots
 from muster.scheduling.rounds import Fate, Found, Round, Verdict
-from muster.scheduling.snapshot import NONE
+from muster.scheduling.snapshot import NONE, TopologyMode
 from muster.scheduling.topology import prefix_sums
 
 _ROOM, _QUOTA = Fate.ROOM, Fate.QUOTA
 """Read for every job that waits: a name's value is faster than an enum's member."""
+
+_CLOSEST_FIRST: Final = (Fate.NODES_AWAY, Fate.TOO_LARGE, Fate.NO_NODES)
+"""Of a job that takes several kinds of node, none of which could hold it, what it is told."""
 
 _MANY: Final = 64
 """Admissions after which it pays to look at everybody's quota again."""
@@ -191,17 +194,31 @@ class Starting:
         self._no_quota.clear()
 
     def _look(self, kind: int) -> Hope:
-        round_, fates, able = self._round, [], []
-        it = round_.kinds.kinds[kind]
-        for choice in range(len(it.choices)):
-            fate = self._judge(round_.kinds.gang(kind, choice, it.sizes[-1]))
-            if fate is None:
-                able.append(choice)
-            else:
-                fates.append(fate)
+        round_, it = self._round, self._round.kinds.kinds[kind]
+        gangs = [round_.kinds.gang(kind, choice, it.sizes[-1]) for choice in range(len(it.choices))]
+        fates = [self._judge(gang) for gang in gangs]
+        able = tuple([choice for choice, fate in enumerate(fates) if fate is None])
         if able:
-            return Hope(tuple(able), None)
-        return Hope((), Fate.NODES_AWAY if Fate.NODES_AWAY in fates else fates[0])
+            return Hope(able, None)
+        fate = next(each for each in _CLOSEST_FIRST if each in fates)
+        alike = [choice for choice, other in enumerate(fates) if other is fate]
+        closest = alike[0]
+        if len(alike) > 1 and fate is not Fate.NO_NODES:
+            closest = max(alike, key=lambda choice: self._most_when_empty(gangs[choice], fate))
+        return Hope((), fate, closest)
+
+    def _most_when_empty(self, gang: Gang, fate: Fate) -> int:
+        """How many workers of a gang that is too large find room on empty nodes: on the usable ones, if others would
+        hold all of it."""
+        round_, room = self._round, self._round.room
+        if gang.mode == TopologyMode.REQUIRED and (gang.level == NONE or not len(round_.tree.starts[gang.level])):
+            return 0
+        prefix = room.slots_when_empty(gang.worker).prefix
+        if fate is Fate.TOO_LARGE:
+            worker = round_.kinds.workers[gang.worker]
+            prefix = prefix_sums(count_slots(room.empty, worker, room.eligible[worker.filter]))
+        level = gang.level if gang.mode == TopologyMode.REQUIRED else NONE
+        return int(placeable(round_.tree, prefix, gang, level).max())
 
     def _judge(self, gang: Gang) -> Fate | None:
         round_ = self._round
