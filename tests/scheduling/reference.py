@@ -880,7 +880,7 @@ class _Starts:
         for job, (start, basis) in self._of_heads().items():
             if start < FOREVER:
                 gone = self._all_gone() if job in lacks_quota else self.now
-                if basis is Basis.LIMITS and self._may_be_passed(job):
+                if basis is Basis.LIMITS and self._may_be_passed(job, max(start, gone)):
                     basis = Basis.QUEUE
                 found[job] = (max(start, gone, float(self.jobs.terms.opens[job])), basis)
         for job, verdict in self.waits:
@@ -888,13 +888,15 @@ class _Starts:
                 found[job] = (self._all_gone(), Basis.PROMISED)
         return found
 
-    def _may_be_passed(self, job: int) -> bool:
-        """Whether one ahead of a head may take its quota or its room: it is none and waits for quota, or starts with
-        more workers than it must; or it ran, and will wait again."""
+    def _may_be_passed(self, job: int, start: float) -> bool:
+        """Whether one ahead of a head may take its quota or its room: it is none, or starts with more workers than it
+        must, when its window is open by then; or it ran, and will wait again."""
         made, heads = self.made, {head.job: head for head in self.made.heads}
         ahead = [other for other, _ in self.waits[: [each for each, _ in self.waits].index(job)]]
         for other in ahead:
-            if len(made._sizes(other)) == 1 if other in heads else (other, "quota") not in self.waits:
+            if (other in heads and len(made._sizes(other)) == 1) or self.jobs.terms.opens[other] >= start:
+                continue
+            if not any((other, verdict) in self.waits for verdict in ("quota", "room", "window")):
                 continue
             empty = slots(self.world, other, made.empty)
             shares = asks(self.world, job).keys() & asks(self.world, other).keys()

@@ -18,6 +18,7 @@ from muster.scheduling.timeline import Timeline
 
 from .cases import Job, Node, Outcome, Queue, rack, snapshot
 from .futures import GRACE, NOW, Desk, Run, world, worlds
+from .operating import Live, Operating
 from .standing import standing, world_of
 
 pytestmark = pytest.mark.unit
@@ -245,6 +246,55 @@ def test_a_reserved_start_is_no_proof_where_a_head_before_it_may_start_with_more
     assert ("head" in Outcome(then, plan(then)).admitted) is (basis is Basis.LIMITS), (
         "it may start when both have ended"
     )
+
+
+@pytest.mark.parametrize(
+    ("since", "opens", "basis", "sooner"),
+    [
+        (0.0, 0.0, Basis.QUEUE, 100.0 + GRACE),
+        (50.0, 0.0, Basis.QUEUE, 100.0 + GRACE),
+        (0.0, 50.0, Basis.QUEUE, FOREVER),
+        (500.0, 0.0, Basis.LIMITS, FOREVER),
+        (0.0, 500.0, Basis.LIMITS, FOREVER),
+    ],
+)
+def test_a_reserved_start_is_no_proof_where_a_job_ahead_takes_those_nodes_by_then_as_well(
+    since: float, opens: float, basis: Basis, sooner: float
+) -> None:
+    """The one ahead would rather have the first node, of which nobody knows when it is free."""
+    runs = [Run(Job("stays", priority=2), on(0)), Run(Job("ends", priority=2), on(1), bound=100.0)]
+    waits = [Job("ahead", priority=1, only_on=on(0)), Job("head", only_on=on(1))]
+
+    def at(base: Snapshot, seconds: float) -> Snapshot:
+        other = Alternative(int(base.jobs.filters[base.jobs.uids.index("head")]), 1, NOW + since)
+        ahead = base.jobs.uids.index("ahead")
+        base.jobs.terms.opens[ahead] = NOW + opens
+        later = tuple((other,) if row == ahead else () for row in range(len(base.jobs.uids)))
+        terms = replace(base.jobs.terms, alternatives=later)
+        return replace(base, now=NOW + seconds, jobs=replace(base.jobs, terms=terms))
+
+    base = at(world(rack(0, 2), runs, waits), 0.0)
+    told = Outcome(base, plan(base)).waiting
+    assert (told["head"].expected - NOW, told["head"].basis) == (100.0 + GRACE, basis)
+    if sooner < FOREVER:
+        assert (told["ahead"].expected - NOW, told["ahead"].basis) == (sooner, Basis.QUEUE)
+    then = at(world(rack(0, 2), runs[:1], waits), 100.0 + GRACE)
+    assert ("head" in Outcome(then, plan(then)).admitted) is (basis is Basis.LIMITS), "it may start when one has ended"
+
+
+def test_a_reserved_start_is_no_proof_where_one_ahead_that_is_lent_its_quota_has_no_reservation() -> None:
+    queues = [Queue(gpus=16), Queue("borrows", gpus=0, cohort=0), Queue("lends", gpus=8, cohort=0)]
+    operating = Operating({"a": Node("a")}, {queue.name: queue for queue in queues})
+    operating.submit(Live(Job("ends", priority=2, queue="research"), on=("a",), preemptible=False))
+    operating.submit(Live(Job("ahead", priority=1, queue="borrows")))
+    operating.submit(Live(Job("head")))
+    base = operating.snapshot()
+    bound = np.where(base.jobs.holding, base.now + 100.0, FOREVER)
+    base = replace(base, jobs=replace(base.jobs, runs=replace(base.jobs.runs, bound=bound)))
+    told = Outcome(base, plan(base)).waiting["head"]
+    operating.finish("ends")
+    assert "ahead" in Outcome(operating.snapshot(), plan(operating.snapshot())).admitted
+    assert told.basis is Basis.QUEUE
 
 
 def _promised(base: Snapshot, uid: str, nodes: list[int], victim: str) -> Snapshot:

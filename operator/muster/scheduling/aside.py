@@ -17,7 +17,7 @@ import numpy as np
 from muster.scheduling.claims import movable
 from muster.scheduling.defrag import Rearrangement, defragment
 from muster.scheduling.demand import coming_back
-from muster.scheduling.fallback import fallback_starts
+from muster.scheduling.fallback import fallback_starts, other_starts
 from muster.scheduling.gangs import Gang
 from muster.scheduling.heads import Head, Heads
 from muster.scheduling.moves import Pace
@@ -112,9 +112,10 @@ class _Pieces:
 
 
 def _wait(round_: Round, heads: Heads, verdict: Verdict, it: _Asking, room: Room) -> float:
-    """Seconds until a job is expected to start if nobody moves: on its nodes, or on those that it takes next."""
-    start = it.head.reservation.start if it.head is not None else heads.earliest(it.gang, room.open)
-    return min(start, fallback_starts(round_, [verdict]).get(it.job, FOREVER)) - round_.snapshot.now
+    """Seconds until a job is expected to start if nobody moves, on any kind of nodes that it takes."""
+    start = it.head.reservation.start if it.head is not None else heads.earliest(it.gang, heads.all, room.open)
+    others = fallback_starts(round_, [verdict]), other_starts(round_, heads)
+    return min(start, *(each.get(it.job, FOREVER) for each in others)) - round_.snapshot.now
 
 
 def _search(round_: Round, owners: Owners, it: _Asking, room: Room, wait: float) -> Rearrangement | None:

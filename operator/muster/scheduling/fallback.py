@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
+from muster.scheduling.heads import Heads
 from muster.scheduling.placement import fits
 from muster.scheduling.room import count_slots
 from muster.scheduling.rounds import Fate, Round, Verdict
@@ -33,6 +35,22 @@ def fallback_starts(round_: Round, verdicts: Sequence[Verdict]) -> dict[int, flo
             if known[key]:
                 found[job] = max(each.since, round_.opens[job])
                 break
+    return found
+
+
+def other_starts(round_: Round, heads: Heads) -> dict[int, float]:
+    """By row, when jobs with a reservation could start on other nodes than those that are kept for them: nodes that
+    they take by now, or later, when enough is free there beside what others have reserved who start before."""
+    found, now = dict[int, float](), round_.snapshot.now
+    for at, head in enumerate(heads.all):
+        need = round_.kinds.need(round_.kinds.of[head.job], 0, head.gang.size)
+        for worker, flavour, since in heads.kinds_of(head.job):
+            if worker == head.gang.worker or round_.shortage_on(head.job, flavour, need) is not None:
+                continue
+            before = [each for each in heads.all[at + 1 :] if each.reservation.start < since]
+            start = max(since, heads.earliest(replace(head.gang, worker=worker), heads.all[:at] + before))
+            if now < start < found.get(head.job, FOREVER):
+                found[head.job] = start
     return found
 
 

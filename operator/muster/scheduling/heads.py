@@ -17,7 +17,7 @@ The jobs behind the last head wait without keeping anything from anybody. They b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from operator import attrgetter
@@ -29,7 +29,7 @@ from muster.scheduling.gangs import Gang, Worker
 from muster.scheduling.plan import Basis
 from muster.scheduling.room import Taken
 from muster.scheduling.rounds import Found, Round
-from muster.scheduling.snapshot import FOREVER, Int, Mask, TopologyMode
+from muster.scheduling.snapshot import FOREVER, NONE, Int, Mask, TopologyMode
 from muster.scheduling.timeline import Reservation, Timeline
 
 
@@ -161,15 +161,20 @@ class Heads:
         self.all.append(Head(job, gang, flavour, reservation, watch, where, fresh, len(self._stay), ahead))
         return self.all[-1]
 
-    def earliest(self, gang: Gang, open_: Int) -> float:
-        """When a gang that holds no reservation could start behind all that do; FOREVER when nobody knows.
+    def earliest(self, gang: Gang, ahead: Sequence[Head], open_: Int | None = None) -> float:
+        """When a gang that holds no reservation could start behind some that do; FOREVER when nobody knows.
 
         Args:
-            open_: R x N, what is free now and kept for nobody.
+            open_: R x N, what of the free room it may take now; None: all.
         """
-        room, worker = self._round.room, self._round.kinds.workers[gang.worker]
-        left = open_ if self._reserved is None else np.minimum(open_, room.free - self._reserved)
-        return self.timeline.reserve(room, gang, worker, left, proof=False).start
+        room, workers = self._round.room, self._round.kinds.workers
+        left = room.free.copy()
+        for each in ahead:
+            if each.reservation.taken is not None:
+                for resource, amount in workers[each.gang.worker].asks:
+                    left[resource] -= each.reservation.taken * amount
+        left = left if open_ is None else np.minimum(left, open_)
+        return self.timeline.reserve(room, gang, workers[gang.worker], left, proof=False).start
 
     def _when_others_yield(
         self, gang: Gang, worker: Worker, left: Int, yielding: Sequence[int], otherwise: Reservation
@@ -288,6 +293,20 @@ class Heads:
     def of(self, job: int) -> Head:
         """The head that a job is."""
         return next(each for each in self.all if each.job == job)
+
+    def kinds_of(self, job: int) -> Iterator[tuple[int, int, float]]:
+        """(worker, flavour, from when on) of each kind of node that a waiting job takes by now, or later."""
+        kinds, opens = self._round.kinds, max(self._round.opens[job], self._round.snapshot.now)
+        yield from ((each.worker, each.flavour, opens) for each in kinds.kinds[kinds.of[job]].choices)
+        for other in self._round.snapshot.jobs.terms.alternatives[job]:
+            if other.since > self._round.snapshot.now:
+                yield kinds.worker(job, other.filter), other.flavour, max(other.since, opens)
+
+    def may_take(self, job: int) -> Iterator[tuple[int, int, float]]:
+        """Those of them on which it may start with more than is kept for it."""
+        all_of_it = job in self._jobs and len(self._round.kind(job).sizes) == 1
+        kept = self.of(job).gang.worker if all_of_it else NONE
+        return (each for each in self.kinds_of(job) if each[0] != kept)
 
     def may_lose_room(self, head: Head, workers: Collection[int]) -> bool:
         """Whether workers of one of these kinds could use what is reserved for a head."""

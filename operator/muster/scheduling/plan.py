@@ -110,8 +110,8 @@ class Basis(str, Enum):
     PROMISED = "promised"
     """Room is promised and being cleared."""
     LIMITS = "limits"
-    """Enforced ends of running jobs (`maxRuntime`): not later than this, if nobody ranks before it meanwhile;
-    nobody who does waits for quota."""
+    """Enforced ends of running jobs (`maxRuntime`): not later than this, if nobody comes to rank before it meanwhile;
+    all who do have reservations, and take no other nodes by then."""
     PROGRESS = "progress"
     """The running jobs' own progress: an estimate."""
     QUEUE = "queue"

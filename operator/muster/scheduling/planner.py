@@ -43,7 +43,7 @@ from muster.scheduling.bystanders import Bystanders
 from muster.scheduling.deciding import Deciding
 from muster.scheduling.expected import Expected, Lacking, expected_starts, promised_starts
 from muster.scheduling.explain import Told, Words, explain
-from muster.scheduling.fallback import fallback_starts
+from muster.scheduling.fallback import fallback_starts, other_starts
 from muster.scheduling.growth import Growth
 from muster.scheduling.heads import Heads
 from muster.scheduling.improving import improve
@@ -187,7 +187,7 @@ def _expect(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> Expecte
     """When each of those who wait is expected to start."""
     able = [each for each in verdicts if each.fate in _ABLE]
     found = _of_those_able(round_, heads, able) if able else promised_starts(round_.snapshot)
-    found = found.at_latest(fallback_starts(round_, verdicts))
+    found = found.at_latest(fallback_starts(round_, verdicts)).at_latest(other_starts(round_, heads))
     cleared = [each.job for each in verdicts if each.fate is Fate.CLEARED]
     return found.promised(cleared, _cleared_at(round_, cleared)) if cleared else found
 
@@ -227,27 +227,36 @@ def _of_those_able(round_: Round, heads: Heads, able: Sequence[Verdict]) -> Expe
 def _call_those_rough_that_may_be_passed(
     round_: Round, heads: Heads, able: Sequence[Verdict], reserved: dict[int, tuple[float, Basis]]
 ) -> None:
-    """Nothing is kept for a job that waits for quota, and nothing tells when it has some. Then it takes quota and room
-    that were reserved for those behind it in the order: enforced ends are no proof for their starts. So does a head
-    that starts with more workers than are reserved for it, and who is asked to end for others and then waits again."""
-    kinds, circle = round_.kinds, round_.used.circle
-    workers, pools, seen = set[int](), set[tuple[int, int]](), set[tuple[int, int]]()
+    """Nothing is kept for a job that has no reservation, and nothing tells when it has quota, or whom it may pass. It
+    takes quota and room that were reserved for those behind it in the order: enforced ends are no proof for their
+    starts. So does a head that starts with more workers than are reserved for it, or on other nodes, and who is asked
+    to end for others and then waits again."""
+    circle = round_.used.circle
+    workers, pools = dict[int, float](), dict[tuple[int, int], float]()  # from when on somebody takes them
+    seen = set[tuple[int, int, bool]]()
     proven = {job for job, (_, basis) in reserved.items() if basis is Basis.LIMITS}
     again = Again(round_) if proven else None
-    for job, fate, *_ in able:
+    for job, *_ in able:
         if not proven:
             return
-        queue, kind = round_.queue_of[job], kinds.of[job]
+        queue = round_.queue_of[job]
         if job in proven:
             proven.remove(job)
-            head = heads.of(job)
+            head, start = heads.of(job), reserved[job][0]
             some, others = again.before(job) if again else (set(), set())
-            if (circle(queue), head.flavour) in pools | others or heads.may_lose_room(head, workers | some):
-                reserved[job] = reserved[job][0], Basis.QUEUE
-        takes_more = len(kinds.kinds[kind].sizes) > 1 if job in reserved else fate is _QUOTA
-        if takes_more and (queue, kind) not in seen:
-            seen.add((queue, kind))
-            choices = kinds.kinds[kind].choices
-            workers.update(choice.worker for choice in choices)
-            limited = (each.flavour for each in choices if round_.used.limited(queue, each.flavour))
-            pools.update((circle(queue), flavour) for flavour in limited)
+            some.update(worker for worker, since in workers.items() if since < start)
+            if (
+                pools.get((circle(queue), head.flavour), FOREVER) < start
+                or (circle(queue), head.flavour) in others
+                or heads.may_lose_room(head, some)
+            ):
+                reserved[job] = start, Basis.QUEUE
+        key = (queue, round_.kinds.of[job], job in reserved)
+        if key in seen and not round_.snapshot.jobs.terms.alternatives[job]:
+            continue
+        if not round_.opens_later(job):
+            seen.add(key)
+        for worker, flavour, since in heads.may_take(job):
+            workers[worker] = min(workers.get(worker, FOREVER), since)
+            if round_.used.limited(queue, flavour):
+                pools[circle(queue), flavour] = min(pools.get((circle(queue), flavour), FOREVER), since)
