@@ -147,6 +147,34 @@ def test_who_takes_two_kinds_of_node_is_told_of_the_one_that_comes_closest(
     assert [each.value for each in waiting.changes] == [str(told)]
 
 
+@pytest.mark.parametrize(
+    ("quota", "reason", "message", "told"),
+    [
+        ((0, 24), WaitReason.EXCEEDS_QUOTA, "H100/spot; queue research can never use more than 24 nvidia.com/gpu,", 3),
+        ((24, 16), WaitReason.EXCEEDS_QUOTA, "H100/on-demand; queue research can never use more than 24 nvidia", 1),
+        ((32, 24), WaitReason.QUOTA_EXCEEDED, "H100/on-demand; queue research uses 16 nvidia.com/gpu of its quota", 2),
+        ((32, 40), WaitReason.QUOTA_EXCEEDED, "H100/spot; queue research uses 16 nvidia.com/gpu of its quota of 40", 3),
+    ],
+)
+def test_who_takes_two_kinds_of_node_is_told_of_the_one_of_which_the_least_quota_is_missing(
+    quota: tuple[int, int], reason: WaitReason, message: str, told: int
+) -> None:
+    """Others use 16 GPUs of each kind that there is quota for; where they could be enough one day, that one counts."""
+    nodes = [Node(f"{kind}-{index}") for kind in (0, 1) for index in range(4)]
+    others = [Job(f"on {kind}", workers=2, holding=True) for kind in (0, 1)]
+    world = snapshot(nodes, [Job("a", workers=4), *others], [Queue(gpus=quota[0])])
+    takes = np.array([True, False, False])
+    world = with_spot(world, np.array([node.name[0] == "1" for node in nodes]), np.array([quota[1]]), takes)
+    world.jobs.flavours[2] = 2
+    if not quota[0]:
+        world.jobs.held[1:] = 0
+    made = plan(world)
+    waiting = made.helped(Outcome(world, made).waiting["a"])
+    assert waiting.reason is reason
+    assert message in waiting.message
+    assert [each.value for each in waiting.changes] == [str(told)]
+
+
 def test_who_fits_only_nodes_of_one_kind_that_are_away_is_told_of_these() -> None:
     nodes = [Node("0-a"), *(Node(f"1-{index}", usable=index > 0) for index in range(4))]
     world = snapshot(nodes, [Job("a", workers=4)])

@@ -165,7 +165,7 @@ class Words:
 
     def closest(self, verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
         """See `muster.scheduling.closest`."""
-        return closest(self._round, self._reasons, verdicts)
+        return closest(self._round, self._reasons, verdicts, self._heads.jobs)
 
     def reasons(self, verdicts: Sequence[Verdict], rows: Int) -> list[WaitReason]:
         """The same as `why` tells of each, without its sentence. `rows` are the verdicts'."""
