@@ -251,7 +251,6 @@ def test_a_reserved_start_is_no_proof_where_a_head_before_it_may_start_with_more
 @pytest.mark.parametrize(
     ("since", "opens", "basis", "sooner"),
     [
-        (0.0, 0.0, Basis.QUEUE, 100.0 + GRACE),
         (50.0, 0.0, Basis.QUEUE, 100.0 + GRACE),
         (0.0, 50.0, Basis.QUEUE, FOREVER),
         (500.0, 0.0, Basis.LIMITS, FOREVER),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from muster.scheduling.placement import fits
 from muster.scheduling.plan import Basis, Plan, WaitReason
 from muster.scheduling.planner import plan
-from muster.scheduling.snapshot import FOREVER, Snapshot
+from muster.scheduling.snapshot import FOREVER, Alternative, Snapshot
 from muster.scheduling.topology import prefix_sums
 
 from .cases import Job, Node, Outcome, Queue, apply, rack
@@ -408,3 +408,31 @@ def test_what_a_plan_lets_in_moves_the_start_of_the_first_by_no_more_than_one_gr
         return
     then = Outcome(after := carried_out(before, made), plan(after)).waiting["wait-0"]
     assert then.expected <= told.expected + GRACE
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "by_progress", "told", "passed"),
+    [
+        (FOREVER, 100.0, False, (100.0 + GRACE, Basis.LIMITS), False),
+        (500.0, 100.0, False, (100.0 + GRACE, Basis.LIMITS), False),
+        (50.0, 100.0, False, (50.0 + GRACE, Basis.LIMITS), True),
+        (FOREVER, 100.0, True, (100.0, Basis.PROGRESS), False),
+        (500.0, 100.0, True, (500.0 + GRACE, Basis.LIMITS), True),
+        (FOREVER, FOREVER, False, None, False),
+    ],
+)
+def test_who_takes_two_kinds_of_node_keeps_room_where_it_starts_first_for_sure_as_far_as_that_is_known(
+    first: float, other: float, by_progress: bool, told: tuple[float, Basis] | None, passed: bool
+) -> None:
+    """Of the other kind one node is free: small jobs would take that for ever, one after the other."""
+    hosts = [node.name for node in rack(0, 4)]
+    runs = [Run(Job(f"first-{host}", priority=2), (hosts[host],), bound=first) for host in (0, 1)]
+    runs.append(Run(Job("other", priority=2), (hosts[3],), **{"ends" if by_progress else "bound": other}))
+    waits = [Job("large", workers=2, only_on=tuple(hosts[:2])), Job("small", only_on=tuple(hosts[2:]), submitted=1.0)]
+    base = world(rack(0, 4), runs, waits)
+    base.jobs.terms.preemptible[4] = False
+    later = ((), (), (), (Alternative(int(base.jobs.filters[4]), 1),), ())
+    made = plan(replace(base, jobs=replace(base.jobs, terms=replace(base.jobs.terms, alternatives=later))))
+    assert ("small" in {each.uid for each in made.admissions}) is passed
+    (large,) = (each for each in made.waiting if each.uid == "large")
+    assert told is None or (large.expected - NOW, large.basis) == told

@@ -22,6 +22,7 @@ from muster.scheduling.plan import Admission
 from muster.scheduling.preempting import Preempting, cleared
 from muster.scheduling.ranks import FirstSubmitted
 from muster.scheduling.rounds import Fate, Round, Verdict
+from muster.scheduling.snapshot import FOREVER
 from muster.scheduling.starting import Starting
 
 _ROOM, _QUOTA = Fate.ROOM, Fate.QUOTA
@@ -143,15 +144,13 @@ class Deciding:
         """Make a head of it, if it may be one. One that was to be let in before its turn need not wait for those who
         were let in behind it."""
         round_ = self.round_
+        if not self._may_reserve(verdict.job, verdict.choice):
+            return verdict
         kind = round_.kinds.of[verdict.job]
         it = round_.kinds.kinds[kind]
+        if verdict.fate is _ROOM and len(it.choices) > 1:
+            verdict = verdict._replace(choice=self._soonest(verdict))
         flavour = it.choices[verdict.choice].flavour
-        if not self.heads.may_reserve(flavour):
-            return verdict
-        # Quota that waits for a gang is nodes that stand idle. Others' does not wait until it is old.
-        young = round_.policy.fairness and not self.order.oldest(verdict.job)
-        if young and round_.would_be_lent(verdict.job, verdict.choice):
-            return verdict
         passed = self._passed(verdict.job)
         yielding = self.preempting.yielding_to(verdict.job, passed)
         if self.heads.may_pass(verdict.job, yielding) and self.preempting.clear_in_passing(verdict, passed):
@@ -161,6 +160,36 @@ class Deciding:
         self.order.charged(verdict.job, gang.total, flavour)
         self.heads.reserve(verdict.job, gang, flavour, yielding)
         return verdict
+
+    def _may_reserve(self, job: int, choice: int) -> bool:
+        """Whether a job may be a head on the nodes of a choice."""
+        round_ = self.round_
+        if not self.heads.may_reserve(round_.kind(job).choices[choice].flavour):
+            return False
+        # Quota that waits for a gang is nodes that stand idle. Others' does not wait until it is old.
+        young = round_.policy.fairness and not self.order.oldest(job)
+        return not (young and round_.would_be_lent(job, choice))
+
+    def _soonest(self, verdict: Verdict) -> int:
+        """On which of its choices of nodes a job is to have its reservation: the first that it has quota for, unless
+        another is sure to have room before that is expected to. Where nobody knows when it will, the one of which that
+        is known, else the one with most room now. Or jobs behind it would pass it there for ever, one small one after
+        the other."""
+        round_, job, best = self.round_, verdict.job, verdict.choice
+        kind = round_.kinds.of[job]
+        least = round_.kinds.kinds[kind].sizes[-1]
+        first = round_.kinds.gang(kind, best, least)
+        known, most = self.heads.foresee(first), self.heads.most_now(first)
+        for choice in self.starting.choices[kind]:
+            need = round_.kinds.need(kind, choice, least)
+            if choice == verdict.choice or round_.shortage(job, choice, need) is not None:
+                continue
+            gang = round_.kinds.gang(kind, choice, least)
+            other, there = self.heads.foresee(gang), self.heads.most_now(gang)
+            sooner = other.latest < known.start or other.start < known.start == FOREVER
+            if (sooner or (other.start == known.start == FOREVER and there > most)) and self._may_reserve(job, choice):
+                best, known, most = choice, other, there
+        return best
 
 
 def _hold_back(round_: Round, verdict: Verdict) -> None:

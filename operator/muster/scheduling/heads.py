@@ -26,6 +26,7 @@ import numpy as np
 
 from muster.scheduling.backfill import Guard, costs, delays, guard, taken_ahead, worthwhile
 from muster.scheduling.gangs import Gang, Worker
+from muster.scheduling.placement import placeable
 from muster.scheduling.plan import Basis
 from muster.scheduling.room import Taken
 from muster.scheduling.rounds import Found, Round
@@ -160,6 +161,18 @@ class Heads:
         ahead = tuple([(each.gang, round_.kinds.workers[each.gang.worker], each.where) for each in self.all])
         self.all.append(Head(job, gang, flavour, reservation, watch, where, fresh, len(self._stay), ahead))
         return self.all[-1]
+
+    def foresee(self, gang: Gang) -> Reservation:
+        """Time and place that a gang would have behind all heads that there are."""
+        room, worker = self._round.room, self._round.kinds.workers[gang.worker]
+        return self.timeline.reserve(room, gang, worker, None if self._reserved is None else room.free - self._reserved)
+
+    def most_now(self, gang: Gang) -> int:
+        """How many workers of a gang find room now, for whomever that is kept."""
+        slots, level = self._round.room.free_slots(gang.worker), NONE
+        if gang.mode == TopologyMode.REQUIRED:
+            level = gang.level
+        return int(placeable(slots.tree, slots.prefix, gang, level).max(initial=0))
 
     def earliest(self, gang: Gang, ahead: Sequence[Head], open_: Int | None = None) -> float:
         """When a gang that holds no reservation could start behind some that do; FOREVER when nobody knows.
