@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from muster.scheduling.plan import MoveReason, Plan, WaitReason
 from muster.scheduling.planner import plan
-from muster.scheduling.snapshot import NONE
+from muster.scheduling.snapshot import NONE, Alternative
 
-from .cases import Job, Node, Queue
+from .cases import GPU, Job, Node, Queue, snapshot
 from .operating import Live, Operating
 
 pytestmark = pytest.mark.unit
@@ -215,3 +218,28 @@ def test_a_gang_that_need_not_borrow_starts_before_owners_that_rank_behind_it(
     world.submit(Live(Job("later", workers=owns, queue="owner")))
     made = plan(world.snapshot())
     assert {each.uid: len(each.nodes) for each in made.admissions} == starts
+
+
+@pytest.mark.parametrize("spot_first", [False, True])
+def test_who_need_not_borrow_on_its_first_kind_of_nodes_is_passed_by_no_owner_of_its_second(spot_first: bool) -> None:
+    """The owner's first kind is spot, which is full: it starts on the free node where the other would borrow first."""
+    nodes = [Node("on-demand"), Node("spot", used_gpus=8)]
+    jobs = [
+        Job("first", queue="mine", priority=1, only_on=("on-demand",)),
+        Job("owner", queue="other", only_on=("spot",)),
+    ]
+    world = snapshot(nodes, jobs, [Queue("mine", gpus=8, cohort=0), Queue("other", gpus=8, cohort=0)])
+    queues, (sure, spot) = world.queues, world.jobs.filters.tolist()
+    wide = [np.concatenate([each, each[:, 1:]], axis=1) for each in (queues.nominal, queues.borrowing, queues.lending)]
+    wide[0][:2, 2, GPU] = 0, 16
+    later = Alternative(sure, 1), Alternative(spot, 2)
+    terms = replace(world.jobs.terms, alternatives=((later[0 if spot_first else 1],), (later[0],)))
+    kinds = np.array([[spot, spot], [2, 2]] if spot_first else [[sure, spot], [1, 2]], dtype=np.int32)
+    shot = replace(
+        world,
+        flavours=("", "H100/on-demand", "H100/spot"),
+        nodes=replace(world.nodes, flavours=np.array([1, 2], dtype=np.int32)),
+        queues=replace(queues, nominal=wide[0], borrowing=wide[1], lending=wide[2]),
+        jobs=replace(world.jobs, filters=kinds[0], flavours=kinds[1], terms=terms),
+    )
+    assert [each.uid for each in plan(shot).admissions] == (["owner"] if spot_first else ["first"])

@@ -139,17 +139,21 @@ class Starting:
         it = round_.kinds.kinds[kind]
         if not round_.policy.preemption:
             return None
-        for choice in self._hopes[kind].choices:
+        choices = self._hopes[kind].choices
+        for choice in choices:
             flavour = it.choices[choice].flavour
-            if not self.owners.may_come(queue, flavour):
+            line = self.owners.may_come(queue, flavour)
+            if not line and len(choices) == 1:
                 continue
             size = self._largest(job, kind, choice)
             if size == 0:
                 continue
             need = round_.kinds.limited_need(kind, choice, size, round_.used.limited(queue, flavour))
-            owner = None if round_.within(job, choice, need) else self.owners.before(queue, flavour)
+            owner = self.owners.before(queue, flavour) if line and not round_.within(job, choice, need) else None
             if owner is not None:
                 return owner
+            if len(choices) > 1 and self._largest_with_room(kind, choice, size, spare=True):
+                return None  # it starts there, whoever would come before it on the next
         return None
 
     def home(self, job: int) -> tuple[int, int]:
