@@ -140,14 +140,15 @@ class Scheduling(RuleBasedStateMachine):
         # 6. Owners have their turn before a borrower, and so before those of higher priority between the two. One of
         #    these that no quota limits may ask them, for it needs no right to what is theirs.
         # 7. A job that is not preemptible makes others of its queue borrow, where the first owner in line would borrow
-        #    itself and so has no turn before it. Those behind that one may ask them.
+        #    itself and so has no turn before it. Those behind that one may ask them. So they may when a promise to
+        #    such a job comes true: until then it uses nothing, and nobody borrows for it.
         fresh = {each.uid for each in made.admissions}
         unlimited = {uid for uid, live in self.world.jobs.items() if not live.job.gpus}
         firm = {self.world.jobs[uid].job.queue for uid in fresh if not self.world.jobs[uid].preemptible}
 
         def is_known(asked: Eviction) -> bool:
             reclaimed = asked.reason is MoveReason.RECLAIMED and self.world.jobs[asked.uid].job.queue in firm
-            return asked.uid in fresh and (asked.beneficiary in unlimited or reclaimed)
+            return reclaimed or (asked.uid in fresh and asked.beneficiary in unlimited)
 
         if again.evictions and all(map(is_known, again.evictions)):
             return
