@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from muster_protocol.losses import LossRecord
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.session.persistence import Persistence, RunState
+from muster_runtime.session.progress import Metrics
 from muster_runtime.session.settings import Settings
 from muster_runtime.session.tracking import Tracked
 
@@ -41,10 +42,10 @@ class Muster:
 
     def save(self, step: int) -> None:
         self._saving = step
-        self._persistence.save(self._objects, self._run(step), LossRecord(1, 0, ()), {}, updates_seen=True)
+        self._persistence.save(self._objects, self._run(step), LossRecord(1, 0, ()), Metrics(), updates_seen=True)
 
     def save_now(self, step: int) -> None:
-        self._persistence.save_now(self._objects, self._run(step), LossRecord(1, 0, ()), {}, finished=False)
+        self._persistence.save_now(self._objects, self._run(step), LossRecord(1, 0, ()), Metrics(), finished=False)
 
     def _run(self, step: int) -> RunState:
         return RunState(step=step, seed=0, world_size=self._gang.world_size, threads=1)
