@@ -268,7 +268,8 @@ class Starting:
         return self._largest_with_quota(job, kind, choice) or self._largest_in_passing(job, kind, choice)
 
     def _largest_in_passing(self, job: int, kind: int, choice: int) -> int:
-        """The same with what is held back for an older job of its queue: for those that give it back on demand."""
+        """The same with what is held back for an older job of its queue, or 0: for those that give it back on
+        demand."""
         round_, it = self._round, self._round.kinds.kinds[kind]
         flavour = it.choices[choice].flavour
         if not (
@@ -278,6 +279,7 @@ class Starting:
         return self._largest_with_quota(job, kind, choice, passing=True)
 
     def _largest_with_quota(self, job: int, kind: int, choice: int, *, passing: bool = False) -> int:
+        """`passing`: what is held back for others of its queue counts as well."""
         sizes = self._round.kinds.kinds[kind].sizes
         if len(sizes) == 1:
             return sizes[0] if self._has_quota(job, kind, choice, sizes[0], passing=passing) else 0
