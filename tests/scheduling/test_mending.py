@@ -188,6 +188,16 @@ def test_lacking_spare_asks_for_quota() -> None:
     assert planned(23) == {}
 
 
+@pytest.mark.parametrize(("own", "found"), [(24, True), (16, False), (8, True)])
+def test_nothing_is_borrowed_for_a_lacking_spare_by_a_queue_that_borrows_nothing(own: int, found: bool) -> None:
+    """Whoever takes it back ends the whole gang. One that borrows may be asked anyhow."""
+    on = ("rack-0-host-0", "rack-0-host-1", "gone")
+    shares = [Queue(gpus=own, cohort=0), Queue("lender", gpus=64, cohort=0)]
+    world = with_spares(snapshot(full(rack(0, 3), *on), [running(*on, spares=1)], shares), gang=1)
+    world = replace(world, jobs=replace(world.jobs, held=world.jobs.requests * 2))
+    assert bool(moved(world, plan(world), "gang")) is found
+
+
 def test_spare_on_a_broken_node_moves_within_the_rack_and_without_a_stop() -> None:
     on = ("rack-0-host-0", "rack-0-host-1", "rack-0-host-2")
     nodes = full([*rack(0, 4), *rack(1, 1)], *on)

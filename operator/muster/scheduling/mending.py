@@ -366,6 +366,8 @@ def _mend_spares(snapshot: Snapshot, tree: Tree, room: Int, ledger: Ledger, row:
     need, borrowing = need_of(snapshot, row, anew), bool(jobs.terms.preemptible[row])
     if not len(indexes) or (anew and ledger.shortage(queue, flavour, need, borrowing=borrowing) is not None):
         return None
+    if not (ledger.within(queue, flavour, need) or ledger.borrows(queue, flavour, [each for each, _ in need])):
+        return None  # whoever takes back what is borrowed for a spare ends the whole gang
     ledger.charge(queue, flavour, need)
     take_room(snapshot, room, row, places)
     return _replacement(snapshot, tree, row, indexes, places)
