@@ -76,7 +76,7 @@ def test_the_version_is_told_either_way() -> None:
         (["jobs", "-o", "xml"], "'--output' / '-o': 'xml' is not one of 'table', 'json'."),
         (["cost", "report", "-o", "xml"], "'--output' / '-o': 'xml' is not one of 'table', 'csv'"),
         (["logs", "a", "--rank", "x"], "'--rank': Input should be a valid integer"),
-        (["stauts"], "Did you mean 'status'?"),
+        (["stauts"], "Did you mean 'status', 'stacks'?"),
     ],
 )
 def test_a_wrong_value_is_told_in_plain_words_and_ends_with_2(arguments: list[str], said: str) -> None:
