@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,49 +11,26 @@ from muster.cli.profiling import record
 from muster.cli.scene import NotThere
 from muster.cluster.errors import ApiError
 from muster.cluster.overrides import TRAINER
-from muster.cluster.views import PodView
 from muster_protocol import launcher_api
 from muster_protocol.launcher_status import Profile, ProfilePhase, Profiling
 from muster_protocol.wire import decode, encode
+
+from .doors import Doors, pod
 
 pytestmark = pytest.mark.unit
 
 URI = "s3://models/run/profiles/7-20260102T030405Z"
 
 
-def pod(index: int) -> PodView:
-    labels = {"muster.dev/index": str(index), "muster.dev/generation": "1", "muster.dev/attempt": "0"}
-    metadata = {"name": f"train-g1-{index}-0", "namespace": "research", "labels": labels}
-    return PodView.from_raw({"metadata": metadata, "spec": {"containers": []}, "status": {"phase": "Running"}})
-
-
-class Cluster:
-    """The API server, and launchers behind it whose states come one after the other."""
+class Cluster(Doors):
+    """With launchers whose states come one after the other."""
 
     def __init__(self, *states: list[Profiling], refuses: str = "") -> None:
         self.states, self.refuses = states, refuses
         self.asked: list[tuple[str, str, str, bytes | None]] = []
 
-    async def get(self, path: str) -> dict[str, Any]:
-        if "/secrets/" in path:
-            assert path.endswith("/secrets/train-launcher")
-            return {"data": {"MUSTER_TOKEN": base64.b64encode(b"t" * 64).decode()}}
-        kept = {"secretKeyRef": {"name": "train-launcher", "key": "MUSTER_TOKEN"}}
-        said = [{"name": "MUSTER_TOKEN", "valueFrom": kept}, {"name": "MUSTER_PORT", "value": "31000"}]
-        return {"spec": {"containers": [{"name": "sidecar"}, {"name": TRAINER, "env": said}]}}
-
-    async def proxy(
-        self,
-        namespace: str,
-        pod: str,
-        port: int,
-        method: str,
-        path: str,
-        body: bytes | None,
-        headers: Mapping[str, str],
-    ) -> tuple[int, bytes]:
-        assert (namespace, port, path) == ("research", 31000, launcher_api.PROFILE_PATH)
-        assert headers[launcher_api.TOKEN_HEADER] == "t" * 64
+    def answer(self, pod: str, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        assert path == launcher_api.PROFILE_PATH
         self.asked.append((pod, method, path, body))
         if method == "POST":
             return (409, self.refuses.encode()) if self.refuses else (202, encode(Profiling()))

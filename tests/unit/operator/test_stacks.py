@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Mapping
-from typing import Any
-
 import pytest
 
 from muster.cli.stacks import blocks, show
-from muster.cluster.overrides import TRAINER
-from muster.cluster.views import PodView
 from muster_protocol import launcher_api
 from muster_protocol.messages import Examined, RankSeen
 from muster_protocol.wire import encode
+
+from .doors import Doors, pod
 
 pytestmark = pytest.mark.unit
 
@@ -24,36 +20,14 @@ def seen(rank: int, stack: str = WAITS, section: str = "step", state: str = "S",
     return RankSeen(rank, section, 30, still, "step", state, stack)
 
 
-def pod(index: int) -> PodView:
-    labels = {"muster.dev/index": str(index), "muster.dev/generation": "1", "muster.dev/attempt": "0"}
-    metadata = {"name": f"train-g1-{index}-0", "namespace": "research", "labels": labels}
-    return PodView.from_raw({"metadata": metadata, "spec": {"containers": []}, "status": {"phase": "Running"}})
-
-
-class Cluster:
-    """The API server, and launchers behind it, by the index of their pod."""
+class Cluster(Doors):
+    """With what the launchers answer, by the index of their pod."""
 
     def __init__(self, *answers: tuple[int, bytes]) -> None:
         self.answers = answers
 
-    async def get(self, path: str) -> dict[str, Any]:
-        if "/secrets/" in path:
-            return {"data": {"MUSTER_TOKEN": base64.b64encode(b"t" * 64).decode()}}
-        kept = {"secretKeyRef": {"name": "train-launcher", "key": "MUSTER_TOKEN"}}
-        return {"spec": {"containers": [{"name": TRAINER, "env": [{"name": "MUSTER_TOKEN", "valueFrom": kept}]}]}}
-
-    async def proxy(
-        self,
-        namespace: str,
-        pod: str,
-        port: int,
-        method: str,
-        path: str,
-        body: bytes | None,
-        headers: Mapping[str, str],
-    ) -> tuple[int, bytes]:
+    def answer(self, pod: str, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         assert (method, path, body) == ("GET", launcher_api.STACKS_PATH, None)
-        assert headers[launcher_api.TOKEN_HEADER] == "t" * 64
         return self.answers[int(pod.split("-")[2])]
 
 
