@@ -113,9 +113,11 @@ class _Pieces:
 
 def _wait(round_: Round, heads: Heads, verdict: Verdict, it: _Asking, room: Room) -> float:
     """Seconds until a job is expected to start if nobody moves, on any kind of nodes that it takes."""
-    start = it.head.reservation.start if it.head is not None else heads.earliest(it.gang, heads.all, room.open)
-    others = fallback_starts(round_, [verdict]), other_starts(round_, heads)
-    return min(start, *(each.get(it.job, FOREVER) for each in others)) - round_.snapshot.now
+    if it.head is None:
+        start = heads.earliest(it.gang, heads.all, room.open)
+    else:
+        start = min(it.head.reservation.start, other_starts(round_, heads).get(it.job, FOREVER))
+    return min(start, fallback_starts(round_, [verdict]).get(it.job, FOREVER)) - round_.snapshot.now
 
 
 def _search(round_: Round, owners: Owners, it: _Asking, room: Room, wait: float) -> Rearrangement | None:

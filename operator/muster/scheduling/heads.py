@@ -26,7 +26,7 @@ import numpy as np
 
 from muster.scheduling.backfill import Guard, costs, delays, guard, taken_ahead, worthwhile
 from muster.scheduling.gangs import Gang, Worker
-from muster.scheduling.placement import placeable
+from muster.scheduling.placement import most_placeable
 from muster.scheduling.plan import Basis
 from muster.scheduling.room import Taken
 from muster.scheduling.rounds import Found, Round
@@ -169,10 +169,8 @@ class Heads:
 
     def most_now(self, gang: Gang) -> int:
         """How many workers of a gang find room now, for whomever that is kept."""
-        slots, level = self._round.room.free_slots(gang.worker), NONE
-        if gang.mode == TopologyMode.REQUIRED:
-            level = gang.level
-        return int(placeable(slots.tree, slots.prefix, gang, level).max(initial=0))
+        slots = self._round.room.free_slots(gang.worker)
+        return most_placeable(slots.tree, slots.prefix, gang)
 
     def earliest(self, gang: Gang, ahead: Sequence[Head], open_: Int | None = None) -> float:
         """When a gang that holds no reservation could start behind some that do; FOREVER when nobody knows.

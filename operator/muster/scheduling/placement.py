@@ -72,6 +72,14 @@ def placeable(tree: Tree, prefix: Int, gang: Gang, level: int) -> Int:
     return most
 
 
+def most_placeable(tree: Tree, prefix: Int, gang: Gang) -> int:
+    """`placeable`, of the domain that holds most; of the whole cluster where the gang requires no level."""
+    required = gang.mode == TopologyMode.REQUIRED
+    if required and gang.level == NONE:
+        return 0
+    return int(placeable(tree, prefix, gang, gang.level if required else NONE).max(initial=0))
+
+
 def _evenly_placeable(tree: Tree, prefix: Int, gang: Gang, level: int, inner: Grains) -> Int:
     """`placeable` of a balanced gang without slices around the balance, whatever number of workers it then has.
 

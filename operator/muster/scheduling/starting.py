@@ -16,12 +16,12 @@ from muster.scheduling.heads import Heads
 from muster.scheduling.open_quota import OpenQuota
 from muster.scheduling.outlook import Hope, Outlook
 from muster.scheduling.owners import Owners
-from muster.scheduling.placement import fits, placeable
+from muster.scheduling.placement import fits, most_placeable
 from muster.scheduling.plan import Admission
 from muster.scheduling.quota import Need
 from muster.scheduling.room import count_slots
 from muster.scheduling.rounds import Fate, Found, Round, Verdict
-from muster.scheduling.snapshot import NONE, TopologyMode
+from muster.scheduling.snapshot import NONE
 from muster.scheduling.topology import prefix_sums
 
 _ROOM, _QUOTA = Fate.ROOM, Fate.QUOTA
@@ -215,14 +215,11 @@ class Starting:
         """How many workers of a gang that is too large find room on empty nodes: on the usable ones, if others would
         hold all of it."""
         round_, room = self._round, self._round.room
-        if gang.mode == TopologyMode.REQUIRED and (gang.level == NONE or not len(round_.tree.starts[gang.level])):
-            return 0
         prefix = room.slots_when_empty(gang.worker).prefix
         if fate is Fate.TOO_LARGE:
             worker = round_.kinds.workers[gang.worker]
             prefix = prefix_sums(count_slots(room.empty, worker, room.eligible[worker.filter]))
-        level = gang.level if gang.mode == TopologyMode.REQUIRED else NONE
-        return int(placeable(round_.tree, prefix, gang, level).max())
+        return most_placeable(round_.tree, prefix, gang)
 
     def _judge(self, gang: Gang) -> Fate | None:
         round_ = self._round
