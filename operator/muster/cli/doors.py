@@ -9,13 +9,12 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from muster.cli.scene import NotThere
-from muster.cluster.errors import ApiError, ApiUnreachable
+from muster.cli.scene import NotThere, for_editors
+from muster.cluster.errors import ApiUnreachable
 from muster.cluster.launchers import ProxyCall
 from muster.cluster.overrides import TRAINER
 from muster.cluster.views import PodView
@@ -60,18 +59,9 @@ class Door:
         return body
 
 
-@contextmanager
-def by_hand(what: str) -> Iterator[None]:
+def by_hand(what: str) -> AbstractContextManager[None]:
     """Tells who lacks a right which it is. `what`: is asked for, as in "a profile is"."""
-    try:
-        yield
-    except ApiError as error:
-        if error.status != 403:
-            raise
-        raise NotThere(
-            f"{error.message}; {what} asked for with the token in the job's Secret, through its pods: ask for "
-            "Kubernetes' role edit in that namespace"
-        ) from error
+    return for_editors(f"{what} asked for with the token in the job's Secret, through its pods: ")
 
 
 def said(body: bytes) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
@@ -46,6 +46,17 @@ async def connected(kubeconfig: str | None, context: str | None) -> AsyncIterato
         yield api
     finally:
         await api.close()
+
+
+@contextmanager
+def for_editors(why: str = "") -> Iterator[None]:
+    """Tells who lacks a right what to ask for. `why`: before that."""
+    try:
+        yield
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        raise NotThere(f"{error.message}; {why}ask for Kubernetes' role edit in that namespace") from error
 
 
 async def listed(

@@ -9,9 +9,8 @@ from typing import Final
 from muster.api.common import API_VERSION
 from muster.api.names import ConditionType, Reason
 from muster.cli.printing import print_text
-from muster.cli.scene import NotThere, connected, look
+from muster.cli.scene import NotThere, connected, for_editors, look
 from muster.cluster.client import Api
-from muster.cluster.errors import ApiError
 from muster.cluster.status import nothing_saved, reason_of
 from muster.telling.scene import Scene
 
@@ -32,10 +31,9 @@ async def suspend(
             write(f"{name} is suspended already; {again}\n")
             return 0
         await _set(api, scene, suspended=True)
-        uri = job.spec.checkpoint.uri if job.spec.checkpoint is not None else ""
         if status.placement is None:
             write(f"{name} waits no more; {again}\n")
-        elif missed := nothing_saved(status, uri):
+        elif missed := nothing_saved(status, job.spec.checkpoint):
             write(f"{name} stops; {missed}; {again}\n")
         else:
             write(f"{name} saves a checkpoint and stops; {again}\n")
@@ -67,12 +65,8 @@ async def _told(
         scene = await look(api, name, namespace or api.credentials.namespace)
         if scene.job.status.finished_at is not None:
             raise NotThere(f"{name} has ended; only a job that has not can be suspended and resumed")
-        try:
+        with for_editors():
             yield api, scene
-        except ApiError as error:
-            if error.status != 403:
-                raise
-            raise NotThere(f"{error.message}; ask for Kubernetes' role edit in that namespace") from error
 
 
 async def _set(api: Api, scene: Scene, *, suspended: bool) -> None:

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from muster.api import names
 from muster.api.common import Condition, find_condition, set_condition
+from muster.api.effective_parts import EffectiveCheckpoint
 from muster.api.names import ConditionType, Phase, Reason
-from muster.api.trainingjob import TrainingJob
+from muster.api.trainingjob import Checkpoint, TrainingJob
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.scheduling.plan import MoveReason, WaitReason
 
@@ -33,15 +34,17 @@ def reason_of(status: TrainingJobStatus, kind: ConditionType) -> str:
     return condition.reason if condition else ""
 
 
-def nothing_saved(status: TrainingJobStatus, uri: str) -> str:
+def nothing_saved(status: TrainingJobStatus, place: Checkpoint | EffectiveCheckpoint | None) -> str:
     """What is told of a run that has told of no step and no checkpoint, where there is a place for one; else "".
 
     Args:
-        uri: `checkpoint.uri`, or "" for none.
+        place: the spec's `checkpoint`.
     """
-    if not uri or status.started_at is None or status.progress is not None or status.checkpoint is not None:
+    if place is None or status.started_at is None or status.progress is not None or status.checkpoint is not None:
         return ""
-    return f"nothing was saved at {uri}: its script told of no step, and only one that starts a session saves there"
+    return (
+        f"nothing was saved at {place.uri}: its script told of no step, and only one that starts a session saves there"
+    )
 
 
 def finished(status: TrainingJobStatus) -> bool:

@@ -29,7 +29,7 @@ def complete(turn: Turn) -> bool:
         turn.draft.set(queue=QueuePosition(reason=reason.value, message=found.message))  # what `kubectl get` shows
         if saved is not None and found.step is not None:
             turn.draft.set(checkpoint=CommittedCheckpoint(step=found.step, uri=saved.uri))
-    elif missed := nothing_saved(turn.status, saved.uri if saved is not None else ""):
+    elif missed := nothing_saved(turn.status, saved):
         message = f"{message}; {missed}"
     turn.draft.condition(ConditionType.SUCCEEDED, True, reason.value, message)
     if placement.replaced:  # it had come together again, and ended before anybody saw that

@@ -27,7 +27,6 @@ def suspend(turn: Turn) -> bool:
         turn.draft.condition(ConditionType.SUSPENDED, True, Reason.SUSPENDED.value, _STOPPED)
         turn.draft.set(priority=None)  # it may be edited, and is judged anew
         turn.waits(Reason.SUSPENDED.value, _STOPPED)
-        saved = turn.s.spec.checkpoint
-        missed = nothing_saved(turn.status, saved.uri if saved is not None else "")
+        missed = nothing_saved(turn.status, turn.s.spec.checkpoint)
         turn.tell(EventReason.SUSPENDED, f"{_STOPPED}; {missed}" if missed else _STOPPED)
     return True
