@@ -26,6 +26,8 @@ may be another pod's by now.
     POST /v1/profile         Profile -> Profiling with 202; ranks record their next steps. Of index 0 alone; 400 without
                              a place to store it, 409 while one is under way
     GET  /v1/profile         -> Profiling; how far this pod is with it
+    POST /v1/save            -> SaveAsked with 202; the ranks save a checkpoint at their next step's end. Of index 0;
+                             400 without a place to save to
     PUT  /v1/facts           Facts -> 204; what the operator knows of the job, for the run's tracker. Of index 0 alone;
                              404 where nothing is tracked
     PUT  /v1/reliability     Reliability -> 204; how often nodes fail, as the operator knows it by now. Of index 0 alone
@@ -47,6 +49,7 @@ ENDED_PATH: Final = "/v1/ended"
 RESTART_PATH: Final = "/v1/restart"
 STACKS_PATH: Final = "/v1/stacks"
 PROFILE_PATH: Final = "/v1/profile"
+SAVE_PATH: Final = "/v1/save"
 FACTS_PATH: Final = "/v1/facts"
 RELIABILITY_PATH: Final = "/v1/reliability"
 COPY_PATH: Final = "/v1/copy"

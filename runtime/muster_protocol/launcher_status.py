@@ -125,6 +125,19 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
+class SaveAsked:
+    """The ranks know that a checkpoint is wanted now.
+
+    Attributes:
+        step: steps that rank 0 had done then; the checkpoint is of that one or a later one.
+        session: whether rank 0 has started a session, without which nobody saves.
+    """
+
+    step: int
+    session: bool
+
+
+@dataclass(frozen=True)
 class Facts:
     """What only the operator knows of a job, for the tracker of its run.
 

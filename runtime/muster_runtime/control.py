@@ -7,6 +7,7 @@ A file of 64 bytes in `MUSTER_RUN_DIR` that the launcher writes and every rank m
     bytes 16..40  the last profile that was asked for: its number, steps, flags (1 all ranks, 2 memory, too) and when,
                   in seconds since the epoch
     bytes 40..48  little-endian double: hours between two failures of one node, as the operator has told; 0 before
+    bytes 48..56  little-endian: how many saves were asked for
 
 The deadline is written before the flag, so a rank that sees the flag also sees the deadline.
 """
@@ -30,6 +31,8 @@ _PROFILE_AT: Final = 16
 _EVERYBODY, _MEMORY = 1, 2
 _HOURS: Final = struct.Struct("<d")
 _HOURS_AT: Final = 40
+_SAVES: Final = struct.Struct("<Q")
+_SAVES_AT: Final = 48
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,10 @@ class ControlWriter:
     def tell_node_hours(self, hours: float) -> None:
         self._word[_HOURS_AT : _HOURS_AT + _HOURS.size] = _HOURS.pack(hours)
 
+    def ask_save(self, number: int) -> None:
+        """`number` is how many were asked for, this one included."""
+        self._word[_SAVES_AT : _SAVES_AT + _SAVES.size] = _SAVES.pack(number)
+
     def _deadline(self) -> float:
         (value,) = _DEADLINE.unpack(self._word[8:16])
         return float(value)
@@ -102,6 +109,13 @@ class ControlReader:
             return None
         (hours,) = _HOURS.unpack(self._word[_HOURS_AT : _HOURS_AT + _HOURS.size])
         return float(hours) or None
+
+    def saves_asked(self) -> int:
+        """How many saves people have asked for."""
+        if self._word is None:
+            return 0
+        (number,) = _SAVES.unpack_from(self._word, _SAVES_AT)
+        return int(number)
 
     def deadline(self) -> float | None:
         """When the grace ends, on the monotonic clock; None while nobody asked to stop."""

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from muster import __version__
-from muster.cli import checkpoint, completing, cost, explaining, look, pipes, profiling, suspending, tables
+from muster.cli import checkpoint, completing, cost, explaining, look, pipes, profiling, saving, suspending, tables
 from muster.cli import logs as workers_logs
 from muster.cli import stacks as ranks_stacks
 from muster.cli.printing import As, Output, fail
@@ -280,6 +280,18 @@ def resume(job: Job, namespace: Namespace = None, kubeconfig: Kubeconfig = None,
       muster resume llama-8b -n research
     """
     raise typer.Exit(_run(suspending.resume(job, namespace, kubeconfig=kubeconfig, context=context)))
+
+
+@app.command()
+def save(job: Job, namespace: Namespace = None, kubeconfig: Kubeconfig = None, context: Context = None) -> None:
+    """Have a job save a checkpoint now, and train on.
+
+    Waits until it is committed.
+
+    \b
+      muster save llama-8b -n research
+    """
+    raise typer.Exit(_run(saving.save(job, namespace, kubeconfig=kubeconfig, context=context)))
 
 
 @app.command()

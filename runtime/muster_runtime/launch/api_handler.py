@@ -23,6 +23,7 @@ from muster_protocol.messages import (
 from muster_protocol.tokens import same_token
 from muster_protocol.wire import decode, encode
 from muster_runtime.launch.answers import Answers
+from muster_runtime.launch.asked_saves import AskedSaves
 from muster_runtime.launch.copies import Copies, Stream
 from muster_runtime.launch.hangs import Hangs
 from muster_runtime.launch.http_server import Request, Response
@@ -66,6 +67,7 @@ class ApiHandler:
         profiles: Profiles,
         tracking: Tracking,
         node_hours: NodeHours,
+        asked_saves: AskedSaves,
     ) -> None:
         self._own = own
         self._token = token
@@ -78,6 +80,7 @@ class ApiHandler:
         self._profiles = profiles
         self._tracking = tracking
         self._node_hours = node_hours
+        self._asked_saves = asked_saves
         self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
             ("GET", api.STATUS_PATH): self._get_status,
             ("GET", api.MEMBERSHIP_PATH): self._get_membership,
@@ -91,6 +94,7 @@ class ApiHandler:
             ("GET", api.STACKS_PATH): self._show_stacks,
             ("POST", api.PROFILE_PATH): self._ask_profile,
             ("GET", api.PROFILE_PATH): self._get_profile,
+            ("POST", api.SAVE_PATH): self._ask_save,
             ("PUT", api.FACTS_PATH): self._facts,
             ("PUT", api.RELIABILITY_PATH): self._reliability,
             ("POST", api.COPY_PATH): self._copy,
@@ -183,6 +187,10 @@ class ApiHandler:
 
     async def _get_profile(self, request: Request) -> Response:
         return _json(200, self._profiles.state)
+
+    async def _ask_save(self, request: Request) -> Response:
+        answer = self._asked_saves.ask()
+        return _text(answer.status, answer.text) if isinstance(answer, Refused) else _json(202, answer)
 
     async def _facts(self, request: Request) -> Response:
         refused = self._tracking.know(decode(Facts, request.body))

@@ -17,6 +17,7 @@ from muster_runtime import report
 from muster_runtime.launch import environment, preflight, termination
 from muster_runtime.launch.answers import Answers, samples
 from muster_runtime.launch.api_handler import ApiHandler
+from muster_runtime.launch.asked_saves import AskedSaves
 from muster_runtime.launch.config import Config
 from muster_runtime.launch.copies import Copies
 from muster_runtime.launch.endings import Endings
@@ -72,6 +73,7 @@ class Launcher:
         self._profiles = Profiles(config)
         self._tracking = Tracking(config, environ)
         self._node_hours = NodeHours(config)
+        self._asked_saves = AskedSaves(config, self._ranks, self._hangs)
         self._answers = Answers(
             config,
             self._standing,
@@ -116,7 +118,7 @@ class Launcher:
         config = self._config
         parts = (self._state, self._roll, self._gang, self._answers)
         kept = (self._copies, self._hangs, self._profiles, self._tracking)
-        handler = ApiHandler(config.member, config.token, *parts, *kept, self._node_hours)
+        handler = ApiHandler(config.member, config.token, *parts, *kept, self._node_hours, self._asked_saves)
         connections = 2 * self._config.workers + 256
         allow_open_files(connections)
         server = Server(handler, connections)
@@ -259,6 +261,7 @@ class Launcher:
         self._hangs.begin(folder.path, folder.pulse)
         self._profiles.begin(folder.path, folder.control)
         self._node_hours.begin(folder.control)
+        self._asked_saves.begin(folder.control)
         self._ending.begin()
         self._standing.started_at = self._state.clock()
         environments = [
@@ -344,6 +347,8 @@ class Launcher:
                 rank = self._ranks.of_rank(message.rank)
                 if rank is not None:
                     rank.stopped = True
+            if isinstance(message, report.CheckpointCommitted):
+                self._asked_saves.heard(message)
             if isinstance(message, report.Profiled):
                 self._profiles.heard(message)
             self._progress.take(message)
@@ -354,6 +359,7 @@ class Launcher:
         self._hangs.end()
         self._profiles.end()
         self._node_hours.end()
+        self._asked_saves.end()
         if self._folder is not None:
             self._folder.close()
             self._folder = None

@@ -48,6 +48,7 @@ class Saves:
         """None before the loop begins, and for a run without a uri."""
         self._random: torch.Tensor | None = None
         self._random_due = False
+        self._asked_for = 0  # saves that people asked for, and that were due
         self.has_own = False
         """Whether there was a checkpoint of this run itself when the loop began."""
 
@@ -180,7 +181,14 @@ class Saves:
         """Whether this rank votes to save. Local, as is the next."""
         if (auto := self._schedule.auto) is not None:
             self._heed_failures(auto)
+        self._heed_people()
         return self._schedule.is_due(step, time.monotonic()) and self.persistence is not None
+
+    def _heed_people(self) -> None:
+        """Somebody wants a save now. It waits for the one in flight, which may be of a step before the wish."""
+        if self._gang.leads and not self.in_flight and (number := self._control.saves_asked()) != self._asked_for:
+            self._asked_for = number
+            self._schedule.wanted()
 
     def _heed_failures(self, auto: AutoInterval) -> None:
         """The operator learns while the gang trains how often nodes fail."""

@@ -76,6 +76,10 @@ class Schedule:
             self.again_at = math.inf
         return self.due
 
+    def wanted(self) -> None:
+        """Due at the next boundary, whatever the interval."""
+        self.due = True
+
     def saved(self, now: float) -> None:
         self.due, self.last_save = False, now
 
