@@ -289,8 +289,8 @@ def prune(
             if rules.best and (wrong := unknown_metric(inventory, rules.best)):
                 fail(wrong)
             _warn_of(inventory)
-            if not inventory.folders:
-                note(f"{store.uri} has no checkpoints; is it some job's spec.checkpoint.uri?")
+            if inventory.empty:
+                fail(f"{store.uri} has no checkpoints; is it some job's spec.checkpoint.uri?")
             if job_gone and yes and inventory.latest is not None:
                 claim_epoch(store, who("prune"))
                 inventory = take(store)

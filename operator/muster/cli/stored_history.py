@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 HISTORY_URL: Final = "MUSTER_HISTORY_URL"
 """Where commands find the database's URL: as an argument its password stands in `ps` and in the shell's history."""
+_WHERE: Final = f"--database, or {HISTORY_URL}"
 
 
 @contextmanager
@@ -30,14 +31,14 @@ def history(database: str) -> Iterator[tuple[URL, Reader]]:
         url = parse(database)
         reader = Reader(url)
     except BadUrl as error:
-        fail(f"--database: {error}")
+        fail(f"{_WHERE}: {error}")
     try:
         reader.check()
         yield url, reader
     except OldTables as error:
         fail(f"cannot read the history: {error}")
     except SQLAlchemyError as error:
-        told = getattr(error, "orig", None) or error
-        fail(f"cannot use the history at {shown(url)}: {told}; check --database")
+        told = " ".join(str(getattr(error, "orig", None) or error).split())  # libpq writes lines and tabs
+        fail(f"cannot use the history at {shown(url)}: {told}; check {_WHERE}")
     finally:
         reader.close()

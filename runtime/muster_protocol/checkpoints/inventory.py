@@ -101,6 +101,11 @@ class Inventory:
     unlisted: str = ""
 
     @property
+    def empty(self) -> bool:
+        """Nothing of a run lies here, not even what was cut."""
+        return not (self.latest or self.folders or self.unfinished or self.kept or self.holds or self.unlisted)
+
+    @property
     def orphans(self) -> list[Folder]:
         """Folders that no committed checkpoint accounts for: saves that failed, were cut, or are under way."""
         known = {checkpoint.prefix for checkpoint in self.committed}

@@ -59,6 +59,8 @@ def test_a_new_file_that_another_writes_to_is_waited_for(tmp_path: Path) -> None
         ("mysql://a:geheim@b/c", "mysql is not supported"),
         ("sqlite://", "four slashes"),
         ("postgresql://a:geheim@b:port/c", "it is no URL"),
+        ("postgresql://a:ge@1/heim@b:5432/c", "%40 for @"),
+        ("postgresql://a:geheim@heim@b/c", "%40 for @"),
     ],
 )
 def test_a_url_that_is_wrong(url: str, says: str) -> None:

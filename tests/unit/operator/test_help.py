@@ -109,7 +109,8 @@ def test_a_bucket_that_none_can_be_called_is_told_why() -> None:
     assert (found.exit_code, "buckets have 3 to 63 of a-z" in found.stderr) == (2, True), found.stderr
 
 
-def test_pruning_where_nothing_is_says_so(tmp_path: Path) -> None:
+def test_pruning_where_nothing_is_fails(tmp_path: Path) -> None:
+    """A misspelt uri in somebody's nightly script."""
     found = CliRunner().invoke(app, ["checkpoint", "prune", f"file://{tmp_path}", "--yes"])
+    assert (found.exit_code, found.stdout) == (2, "")
     assert f"file://{tmp_path} has no checkpoints; is it some job's spec.checkpoint.uri?" in found.stderr
-    assert "STEP" not in found.stdout

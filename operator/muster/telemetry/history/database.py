@@ -60,12 +60,15 @@ def parse(text: str) -> URL:
         raise BadUrl(f"{url.drivername} is not supported: write postgresql://... or sqlite:////PATH")
     if kind == "sqlite" and (not url.database or url.database == ":memory:"):
         raise BadUrl("a history in memory is none: write sqlite:////PATH, with four slashes")
+    if kind != "sqlite" and "@" in f"{url.host}{url.database}":
+        raise BadUrl("it has more than one @: in a user's name or password write %40 for @, %2F for /, and %25 for %")
     return url.set(drivername=_DRIVERS[kind])
 
 
 def shown(url: URL) -> str:
-    """For people: the file of SQLite, or the URL without its password."""
-    return str(url.database) if url.drivername.startswith("sqlite") else url.render_as_string(hide_password=True)
+    """For people: the file of SQLite, or the URL without its password and our driver."""
+    kind = url.drivername.partition("+")[0]
+    return str(url.database) if kind == "sqlite" else url.set(drivername=kind).render_as_string(hide_password=True)
 
 
 def engine_of(url: URL, *, writes: bool) -> Engine:
@@ -144,7 +147,7 @@ def check(connection: Connection) -> None:
     script = ScriptDirectory.from_config(_config())
     found, known = MigrationContext.configure(connection).get_current_revision(), script.get_current_head()
     if found is None:
-        raise OldTables(f"no operator has written one to {shown(connection.engine.url)}; check --database")
+        raise OldTables(f"no operator has written one to {shown(connection.engine.url)}")
     if found != known and found in _revisions(script):
         raise OldTables(
             f"its tables are of version {found}, and this muster reads {known}: the operator that writes it is older; "
