@@ -6,28 +6,22 @@ backspace is shown by `--help` as it stands.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from muster import __version__
-from muster.cli import checkpoint, completing, cost, explaining, look, pipes, profiling, saving, suspending, tables
-from muster.cli import logs as workers_logs
-from muster.cli import stacks as ranks_stacks
+from muster.cli import checkpoint, cost, explaining, gang, look, pipes, tables
 from muster.cli.printing import As, Output, fail
-from muster.cli.scene import NotThere
+from muster.cli.running import Context, Job, Kubeconfig, Namespace, run
 from muster.cli.settings import Settings, misspelt
-from muster.cluster.credentials import CredentialsError
-from muster.cluster.errors import ApiError, ApiUnreachable
-from muster_protocol.launcher_status import PROFILE_STEPS
 
 
 class _Commands(typer.core.TyperGroup):
@@ -59,13 +53,6 @@ app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(cost.app, name="cost")
 app.add_typer(cost.prices_app, name="prices")
 
-Kubeconfig = Annotated[str | None, typer.Option(help="Path of a kubeconfig; else KUBECONFIG or ~/.kube/config.")]
-Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig.")]
-Job = Annotated[str, typer.Argument(metavar="JOB", help="Name of the TrainingJob.", autocompletion=completing.jobs)]
-Namespace = Annotated[
-    str | None, typer.Option("--namespace", "-n", help="Namespace of the job; else the kubeconfig's.")
-]
-
 
 def _show_version(asked: bool) -> None:
     if asked:
@@ -79,13 +66,6 @@ def _everywhere(
         bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None: ...
-
-
-HINTS: Final = {
-    401: "; sign in to the cluster anew, or give another --context",
-    403: "; ask for the right to read it (docs/install.md, Rights)",
-}
-"""What helps, by the status with which the API server refuses."""
 
 
 class _JsonLines(logging.Formatter):
@@ -159,7 +139,7 @@ def operator(
         return await Operator(settings).run()
 
     raise typer.Exit(
-        _run(serve(), "; choose another port with --http-port (MUSTER_OPERATOR_HTTP_PORT), 0 takes a free one")
+        run(serve(), "; choose another port with --http-port (MUSTER_OPERATOR_HTTP_PORT), 0 takes a free one")
     )
 
 
@@ -178,7 +158,7 @@ def status(
     \b
       muster status llama-8b -n research --watch
     """
-    raise typer.Exit(_run(look.status(job, namespace, watch=watch, kubeconfig=kubeconfig, context=context)))
+    raise typer.Exit(run(look.status(job, namespace, watch=watch, kubeconfig=kubeconfig, context=context)))
 
 
 @app.command()
@@ -198,131 +178,11 @@ def explain(
       muster explain llama-8b -n research
       muster explain llama-8b -o json | jq '.waiting.changes'
     """
-    raise typer.Exit(_run(explaining.explain(job, namespace, output, kubeconfig=kubeconfig, context=context)))
+    raise typer.Exit(run(explaining.explain(job, namespace, output, kubeconfig=kubeconfig, context=context)))
 
 
-@app.command()
-def logs(
-    job: Job,
-    namespace: Namespace = None,
-    worker: Annotated[
-        list[int] | None, typer.Option("--worker", help="Index of a worker; may be given again. Left out: 0.", min=0)
-    ] = None,
-    rank: Annotated[int | None, typer.Option(help="Only what this rank has written.", min=0)] = None,
-    everybody: Annotated[bool, typer.Option("--all", help="All workers.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay, until the job has ended.")] = False,
-    tail: Annotated[int | None, typer.Option(help="Only so many of each worker's last lines.", min=0)] = None,
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
-) -> None:
-    """What the job's workers have written.
-
-    Those of the present gang, else of the last one: worker 0, or those that are named.
-
-    \b
-      muster logs llama-8b -n research --follow
-      muster logs llama-8b -n research --rank 17 --tail 100
-    """
-    if sum((worker is not None, rank is not None, everybody)) > 1:
-        fail("--worker, --rank and --all contradict each other; give one of them")
-    workers = () if everybody else worker or (0,)
-    work = workers_logs.logs(
-        job,
-        namespace,
-        workers=workers,
-        rank=rank,
-        follow=follow,
-        tail=tail,
-        kubeconfig=kubeconfig,
-        context=context,
-    )
-    raise typer.Exit(_run(work))
-
-
-@app.command()
-def stacks(
-    job: Job,
-    namespace: Namespace = None,
-    rank: Annotated[int | None, typer.Option(help="This rank alone.", min=0)] = None,
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
-) -> None:
-    """What the ranks are at now: their Python stacks.
-
-    Ranks that are at the same stand together, those that are alone come first. The training goes on.
-
-    \b
-      muster stacks llama-8b -n research
-    """
-    work = ranks_stacks.stacks(job, namespace, rank=rank, kubeconfig=kubeconfig, context=context)
-    raise typer.Exit(_run(work))
-
-
-@app.command()
-def suspend(job: Job, namespace: Namespace = None, kubeconfig: Kubeconfig = None, context: Context = None) -> None:
-    """Have a job save a checkpoint and stop, until it is resumed.
-
-    It gives its GPUs back and keeps its checkpoints. The same as spec.suspend.
-
-    \b
-      muster suspend llama-8b -n research
-    """
-    raise typer.Exit(_run(suspending.suspend(job, namespace, kubeconfig=kubeconfig, context=context)))
-
-
-@app.command()
-def resume(job: Job, namespace: Namespace = None, kubeconfig: Kubeconfig = None, context: Context = None) -> None:
-    """Queue a suspended job again, to go on from its checkpoint.
-
-    Its first submit time counts. One that was suspended for idle GPUs goes on as it is.
-
-    \b
-      muster resume llama-8b -n research
-    """
-    raise typer.Exit(_run(suspending.resume(job, namespace, kubeconfig=kubeconfig, context=context)))
-
-
-@app.command()
-def save(job: Job, namespace: Namespace = None, kubeconfig: Kubeconfig = None, context: Context = None) -> None:
-    """Have a job save a checkpoint now, and train on.
-
-    Waits until it is committed.
-
-    \b
-      muster save llama-8b -n research
-    """
-    raise typer.Exit(_run(saving.save(job, namespace, kubeconfig=kubeconfig, context=context)))
-
-
-@app.command()
-def profile(
-    job: Job,
-    namespace: Namespace = None,
-    steps: Annotated[int, typer.Option(help="How many steps.", min=1, max=PROFILE_STEPS)] = 3,
-    ranks: Annotated[str, typer.Option(help="0 or all.")] = "0",
-    memory: Annotated[bool, typer.Option("--memory", help="Allocations of memory, too.")] = False,
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
-) -> None:
-    """Record the next steps by PyTorch's profiler.
-
-    The traces are stored beside the job's checkpoints, and the training goes on.
-
-    \b
-      muster profile llama-8b -n research --steps 3 --ranks all
-    """
-    if ranks not in ("0", "all"):
-        fail(f"--ranks is {ranks!r}; say 0 or all")
-    work = profiling.profile(
-        job,
-        namespace,
-        steps=steps,
-        everybody=ranks == "all",
-        memory=memory,
-        kubeconfig=kubeconfig,
-        context=context,
-    )
-    raise typer.Exit(_run(work))
+for command in gang.COMMANDS:
+    app.command()(command)
 
 
 @app.command()
@@ -349,7 +209,7 @@ def jobs(
     """
     if everywhere and namespace is not None:
         fail("give either --all-namespaces or --namespace")
-    raise typer.Exit(_run(tables.jobs(namespace, queue, output, kubeconfig=kubeconfig, context=context)))
+    raise typer.Exit(run(tables.jobs(namespace, queue, output, kubeconfig=kubeconfig, context=context)))
 
 
 @app.command()
@@ -361,7 +221,7 @@ def queues(output: As = Output.TABLE, kubeconfig: Kubeconfig = None, context: Co
     \b
       muster queues
     """
-    raise typer.Exit(_run(tables.queues(output, kubeconfig=kubeconfig, context=context)))
+    raise typer.Exit(run(tables.queues(output, kubeconfig=kubeconfig, context=context)))
 
 
 @app.command()
@@ -422,28 +282,6 @@ def crds() -> None:
 def version() -> None:
     """Print the version."""
     typer.echo(__version__)
-
-
-def _run(work: Any, hint: str = "") -> int:
-    """The exit code of `work`; errors that a user can meet become sentences. `hint` says what helps when the machine
-    refuses something."""
-    try:
-        code: int = asyncio.run(work)
-    except KeyboardInterrupt:
-        return 130
-    except (CredentialsError, NotThere) as error:
-        fail(str(error))
-    except ApiError as error:
-        fail(f"the API server refused: {error.message or error}{HINTS.get(error.status, '')}")
-    except ApiUnreachable as error:
-        fail(f"{error}; check the address and the certificate authority in your kubeconfig, and that the cluster runs")
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        fail(f"the cluster has an object that this version cannot read: {field}: {first['msg']}; upgrade muster")
-    except OSError as error:
-        fail(f"{error}{hint}")
-    return code
 
 
 def main() -> None:

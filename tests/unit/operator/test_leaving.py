@@ -24,13 +24,13 @@ cli.main()
 """
 LOGS = """
 import asyncio
-from muster.cli import app as cli, logs
+from muster.cli import app as cli, logs, running
 @cli.app.command()
 def long():
     async def one():
         for _ in range(10_000): logs.print_text("x" * 70)
     async def all(): await asyncio.gather(one(), one())
-    cli._run(all())
+    running.run(all())
 cli.main()
 """
 FOLLOWED = """
