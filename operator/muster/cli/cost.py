@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from decimal import Decimal
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Final
@@ -37,6 +36,7 @@ from muster.telemetry.cost.page import to_html
 from muster.telemetry.cost.periods import month as month_named
 from muster.telemetry.cost.periods import month_of
 from muster_protocol.counts import counted
+from muster_protocol.spelling import there_are
 
 app = typer.Typer(
     help="What the work cost: by team, user, project and month.", no_args_is_help=True, rich_markup_mode=None
@@ -270,9 +270,9 @@ def check(
     given = _read(file)
     found = given.catalogue(region, True)
     for problem in found.problems:
-        typer.echo(problem, err=True)
-    own = given.own
-    count = len(given.flat) + len(own.gpus) + len(own.storage) + len(own.transfer)
+        typer.echo(problem if problem.startswith(f"{file}: ") else f"{file}: {problem}", err=True)
+    own = given.catalogue(region, False).layers
+    count = sum(len(layer.gpus) + len(layer.storage) + len(layer.transfer) for layer in own)
     typer.echo(f"{file}: {counted(len(found.problems), 'problem')}, {counted(count, 'price')} in {found.currency}")
     if not count and not found.problems:
         note(f"{file} names no price, so only public list prices would hold; docs/cost.md shows what to write")
@@ -292,11 +292,15 @@ def _catalogue(path: Path | None, region: str, list_prices: bool) -> Catalogue:
     return found
 
 
+_COST: Final = ("currency", "region", "listPrices", "catalogue")
+"""What the chart's `cost` has."""
+
+
 @dataclass(frozen=True)
 class _Given:
     """What a price file says, or the chart's values."""
 
-    flat: Mapping[str, Decimal]
+    flat: Mapping[str, object]
     own: PriceFile
     currency: str = ""
     region: str = ""
@@ -316,15 +320,15 @@ def _read(path: Path) -> _Given:
     if not isinstance(raw, dict) or not {"prices", "cost"} & set(raw):
         return _Given({}, parse(text, str(path)))
     flat, cost = raw.get("prices") or {}, raw.get("cost") or {}
-    try:
-        hourly = {str(name): Decimal(price) for name, price in flat.items()}
-    except (ArithmeticError, TypeError, ValueError, AttributeError):
+    if not isinstance(flat, dict):
         fail(f"{path}: prices: is no map of numbers; write it like `H100/on-demand: 2.50`")
     if not isinstance(cost, dict):
         fail(f"{path}: cost: is no map; see docs/cost.md")
     own = read(cost.get("catalogue") or {}, f"{path}: cost.catalogue")
+    unknown = [f"{path}: cost: there is no {key!r}; {there_are(str(key), _COST)}" for key in cost if key not in _COST]
+    own = replace(own, problems=(*unknown, *own.problems))
     listed = cost.get("listPrices", "true") != "false"
-    return _Given(hourly, own, str(cost.get("currency") or ""), str(cost.get("region") or ""), listed)
+    return _Given(flat, own, str(cost.get("currency") or ""), str(cost.get("region") or ""), listed)
 
 
 def _print(table: Report, in_whole: Callable[[], Report], first: Iterable[str]) -> None:

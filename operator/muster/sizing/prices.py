@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date, datetime, time, timezone
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from functools import cached_property
 from typing import Final
 
@@ -124,7 +124,7 @@ class Catalogue:
 
 
 def catalogue(
-    flat: Mapping[str, float | Decimal] | None = None,
+    flat: Mapping[str, object] | None = None,
     own: PriceFile | None = None,
     *,
     region: str = "",
@@ -165,18 +165,18 @@ def catalogue(
     return replace(found, problems=tuple(problems))
 
 
-def _flat(flat: Mapping[str, float | Decimal]) -> tuple[PriceFile, list[str]]:
+def _flat(flat: Mapping[str, object]) -> tuple[PriceFile, list[str]]:
     prices, problems = [], []
     for flavour, hourly in flat.items():
-        gpu, _, capacity = flavour.partition("/")
+        gpu, _, capacity = str(flavour).partition("/")
         if not gpu or capacity not in CAPACITIES:
             problems.append(
-                f"prices: {flavour!r} is no flavour; write it like H100/on-demand, with one of {CAPACITIES}"
+                f"prices: {flavour!r} is no flavour; write it like H100/on-demand, with one of {', '.join(CAPACITIES)}"
             )
             continue
         try:
             prices.append(GpuPrice(gpu=gpu, capacity=capacity, hourly=Decimal(str(hourly)), source=FLAT))
-        except ValidationError:
+        except (ValidationError, InvalidOperation):
             problems.append(f"prices: {flavour}: {hourly} is no price; write what one GPU costs an hour, like 2.50")
     return PriceFile(gpus=tuple(prices)), problems
 

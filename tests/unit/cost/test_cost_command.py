@@ -409,7 +409,7 @@ def test_the_history_gives_the_same_report_and_what_goes_on_is_counted_as_far_as
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("mysql://x", "--database: mysql is not supported"),
+        ("mysql://x", "--database, or MUSTER_HISTORY_URL: mysql is not supported"),
         ("sqlite:////nowhere/x.db", "cannot use the history at /nowhere/x.db: unable"),
     ],
 )
@@ -440,6 +440,8 @@ def test_prices_check_tells_what_is_wrong_in_a_file_and_in_values(tmp_path: Path
     assert (found.exit_code, found.stdout.strip()) == (1, f"{file}: 1 problem, 1 price in USD")
     assert "cost.catalogue: gpus[0].capacity: is missing; write one of on-demand" in found.stderr
     assert run("prices", "check", str(EXAMPLE / "prices.yaml")).exit_code == 0
+    file.write_text("prices: {H100/spot: '2,5', H100/on-demand: 7}\ncost: {currency: USD}\n")
+    assert run("prices", "check", str(file)).stdout.strip() == f"{file}: 1 problem, 1 price in USD"
     file.write_text("{}")
     found = run("prices", "check", str(file))
     assert (found.exit_code, "names no price" in found.stderr) == (1, True)
@@ -448,8 +450,12 @@ def test_prices_check_tells_what_is_wrong_in_a_file_and_in_values(tmp_path: Path
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ("prices: {H100/spot: nan}", "prices: H100/spot: NaN is no price"),
-        ("prices: {H100/spot: []}", "prices: is no map of numbers"),
+        ("prices: {H100/spot: nan}", "values.yaml: prices: H100/spot: nan is no price"),
+        ("prices: {H100/spot: []}", "prices: H100/spot: [] is no price"),
+        ("prices: {H100/spot: '2,5'}", "prices: H100/spot: 2,5 is no price"),
+        ("prices: 2", "prices: is no map of numbers"),
+        ("prices: {H100: 2}", "with one of on-demand, reserved, spot"),
+        ("cost: {curency: EUR}", "values.yaml: cost: there is no 'curency'; did you mean 'currency'?"),
         (f"prices: {{{'H' * 64}/spot: 1}}", "HHH/spot: 1 is no price"),
         ("cost: {currency: [EUR]}", "there is no currency"),
         ("cost: {region: {a: b}}", "no price is for region"),
