@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 RUN_ROOT = Path("/run/muster")
 """Unix sockets may have at most 107 characters in their path, so they live here."""
+_SOON_S = 3.0
+"""Whoever waits for a lock is told after so many seconds."""
 
 
 def cache_root() -> Path:
@@ -29,18 +32,23 @@ def state_root() -> Path:
 def locked(path: Path, timeout_s: float = 3600.0) -> Iterator[None]:
     """Holds an exclusive lock on the file at `path`; the kernel drops it when the process dies.
 
-    Raises TimeoutError when another process keeps it longer than `timeout_s` seconds.
+    Whoever waits for long is told why: the other one may be building for minutes. Raises TimeoutError when another
+    process keeps it longer than `timeout_s` seconds.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + timeout_s
+    began, told = time.monotonic(), False
     with path.open("a") as handle:
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() > deadline:
+                waited = time.monotonic() - began
+                if waited > timeout_s:
                     raise TimeoutError(f"another process holds {path}") from None
+                if waited > _SOON_S and not told:
+                    print(f"  ...     another process is at this already: waiting for {path}", file=sys.stderr)
+                    told = True
                 time.sleep(0.1)
         yield
 
