@@ -398,8 +398,12 @@ def test_a_history_in_a_volume_that_is_there(render: Render) -> None:
 
 def test_a_history_in_postgresql(render: Render) -> None:
     objects = render("history.database=postgresql", "history.postgresql.urlSecretRef.name=db", "history.retention=90d")
-    reference = environment(objects)["MUSTER_OPERATOR_HISTORY_URL"]["secretKeyRef"]
-    assert reference == {"name": "db", "key": "url"}
+    file = Path(environment(objects)["MUSTER_OPERATOR_HISTORY_URL_FILE"])
+    (mount,) = [item for item in container(objects)["volumeMounts"] if item["name"] == "history"]
+    assert (mount["mountPath"], mount["readOnly"]) == (str(file.parent), True)
+    volumes = {item["name"]: item for item in one(objects, "Deployment")["spec"]["template"]["spec"]["volumes"]}
+    secret = volumes["history"]["secret"]
+    assert (secret["secretName"], secret["items"]) == ("db", [{"key": "url", "path": file.name}])
     assert environment(objects)["MUSTER_OPERATOR_HISTORY_RETENTION"] == "90d"
     assert one(objects, "Deployment")["spec"]["strategy"]["type"] == "RollingUpdate"
 

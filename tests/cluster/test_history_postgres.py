@@ -6,16 +6,21 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from hack import postgres
 from sqlalchemy import text
 
+from muster.cli.settings import Settings
+from muster.controllers.chosen import history_of
+from muster.sizing.prices import catalogue
 from muster.telemetry.history.database import LOST_SECONDS, engine_of, parse
+from muster.telemetry.history.reading import Reader
 from muster.telemetry.history.writer import Writer
 
 from ..unit.history.cases import CASES, Database, until
-from ..unit.history.rows import at
+from ..unit.history.rows import at, job
 
 pytestmark = pytest.mark.cluster
 
@@ -51,6 +56,32 @@ def database(running: postgres.Postgres) -> Server:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_postgres(case: Callable[[Database], None], database: Server) -> None:
     case(database)
+
+
+def test_a_password_that_is_mended_in_the_file_is_used_without_a_restart(database: Server, tmp_path: Path) -> None:
+    """So it is with a Secret that the chart mounts: what waits is in the operator's memory."""
+    file, right = tmp_path / "url", database.url.render_as_string(hide_password=False)
+    file.write_text(database.url.set(password="mistaken").render_as_string(hide_password=False))
+    history = history_of(Settings(history_url_file=str(file)), catalogue())
+    assert history is not None
+    assert history.renew is not None
+    writer = Writer(history.url, identity="one", first_wait=0.02, renew=history.renew)
+    reader = Reader(history.url, history.renew)
+    writer.start()
+    writer.put([job("a")])
+    writer.picture(at(0))
+    until("trouble", lambda: writer.health.trouble)
+    for nonsense in ("", "mysql://a:b@c/d", "sqlite:////tmp/other.db"):
+        file.write_text(nonsense)
+        assert history.renew() == history.url, "the last that could be"
+    file.unlink()
+    assert history.renew() == history.url
+    file.write_text(f"{right}\n")
+    until("it is written", lambda: writer.health.written)
+    assert writer.health.trouble == ""
+    assert [found.uid for found in reader.jobs().jobs] == ["a"]
+    reader.close()
+    writer.close()
 
 
 def test_a_wrong_password_is_told_and_not_shown(database: Server) -> None:

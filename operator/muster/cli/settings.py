@@ -100,6 +100,8 @@ class Settings(BaseSettings):
     history_url: SecretStr = SecretStr("")
     """Database of the history: `postgresql://USER:PASSWORD@HOST/NAME`, or `sqlite:////PATH` for an operator that is
     alone. Empty: none is kept."""
+    history_url_file: str = ""
+    """File with that URL in place of `history_url`, read anew at each connection: a mounted Secret. Empty: none."""
     history_retention: str = "400d"
     """Jobs whose objects are gone for longer are forgotten; empty: never."""
     http_host: str = "0.0.0.0"

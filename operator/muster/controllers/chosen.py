@@ -6,11 +6,13 @@ from __future__ import annotations
 import logging
 import secrets
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from muster.cli.settings import BadNodes, Settings
 from muster.cluster.provisioning import Asking
 from muster.controllers.quarantine import Rules
+from muster.server.replica import History
 from muster.sizing.price_file import read
 from muster.sizing.prices import Catalogue, catalogue
 from muster_protocol import env
@@ -19,35 +21,65 @@ from muster_protocol.durations import parse_duration
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
+    from muster.telemetry.history.database import Renew
     from muster.telemetry.history.writer import Writer
 
 log = logging.getLogger(__name__)
 
 
-def history_url(settings: Settings) -> URL | None:
-    """The history's database; None where none is kept, or the URL is wrong, which is logged."""
-    if not settings.history_url.get_secret_value():
+def history_of(settings: Settings, prices: Catalogue) -> History | None:
+    """The history; None where none is kept, or the URL of its database is wrong, which is logged."""
+    if not settings.history_url_file and not settings.history_url.get_secret_value():
         return None
     # Here and below, since a database's libraries cost 24 MiB, and most operators keep no history.
     from muster.telemetry.history.database import BadUrl, parse
 
     try:
-        return parse(settings.history_url.get_secret_value())
-    except BadUrl as error:
+        url = parse(_told_url(settings))
+    except (BadUrl, OSError) as error:
         log.error("history: nothing is kept, for the database's URL is wrong: %s", error)
         return None
+    return History(url, _renewal(settings, url) if settings.history_url_file else None, prices)
 
 
-def history_writer(settings: Settings, url: URL | None) -> Writer | None:
+def _told_url(settings: Settings) -> str:
+    """Raises OSError."""
+    if settings.history_url_file:
+        return Path(settings.history_url_file).read_text(errors="replace").strip()
+    return settings.history_url.get_secret_value()
+
+
+def _renewal(settings: Settings, url: URL) -> Renew:
+    """What reads the file of the URL anew. `url`: as it was at the start."""
+    from muster.telemetry.history.database import BadUrl, parse
+
+    last = url
+
+    def renew() -> URL:
+        nonlocal last
+        try:
+            found = parse(_told_url(settings))
+        except (BadUrl, OSError) as error:
+            log.warning("history: %s has no URL to go by: %s; the one before is used", settings.history_url_file, error)
+            return last
+        if found.drivername == url.drivername:  # another kind of database is for another start
+            last = found
+        return last
+
+    return renew
+
+
+def history_writer(settings: Settings, history: History | None) -> Writer | None:
     """What writes the history, not started yet."""
-    if url is None:
+    if history is None:
         return None
+    from muster.telemetry.history.database import shown
     from muster.telemetry.history.writer import Writer
 
     kept = settings.history_retention
     retention = timedelta(seconds=parse_duration(kept)) if kept else None
-    log.info("history: kept in %s", url.render_as_string(hide_password=True))
-    return Writer(url, identity=settings.identity, retention=retention)
+    log.info("history: goes to %s", shown(history.url))
+    return Writer(history.url, identity=settings.identity, retention=retention, renew=history.renew)
 
 
 def node_hours(settings: Settings) -> tuple[tuple[str, float], ...]:

@@ -32,7 +32,7 @@ from muster.controllers import garbage, handlers, kopf_thread
 from muster.controllers.assembly import Scheduling
 from muster.controllers.chosen import (
     asking,
-    history_url,
+    history_of,
     history_writer,
     node_hours,
     price_catalogue,
@@ -74,7 +74,7 @@ class Operator:
         self._prices = price_catalogue(settings)
         self._observing = Observing(self._metrics, self._prices.flat(datetime.now(timezone.utc)))
         self._board = Board()
-        self._history_url = history_url(settings)
+        self._past = history_of(settings, self._prices)
         self._scheduling: Scheduling | None = None
         self._kinds: handlers.Kinds | None = None
         self._events: EventRecorder | None = None
@@ -110,7 +110,7 @@ class Operator:
             leading=lambda: leadership.leading,
             leader=lambda: leadership.leader_address,
             kept_seconds=settings.api_kept_seconds,
-            history=(self._history_url, self._prices) if self._history_url is not None else None,
+            history=self._past,
         )
         server = Server(app_of(probes, replica if settings.api else None))
         await server.start(settings.http_host, settings.http_port)
@@ -146,7 +146,7 @@ class Operator:
     async def _lead(self, api: Api) -> None:
         settings = self._settings
         events = self._events = EventRecorder(api, settings.identity)
-        self._history = history_writer(settings, self._history_url)
+        self._history = history_writer(settings, self._past)
         if self._history is not None:
             self._history.start()
 

@@ -22,10 +22,21 @@ from muster.sizing.prices import Catalogue
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
+    from muster.telemetry.history.database import Renew
+
 GZIP_FROM: Final = 1024
 """Bytes of an answer; shorter ones are not worth it."""
 GZIP_LEVEL: Final = 1
 """The fastest: a page of jobs shrinks to a tenth with it already."""
+
+
+@dataclass(frozen=True)
+class History:
+    """Its database, as `engine_of` takes it, and the prices for reports of cost."""
+
+    url: URL
+    renew: Renew | None
+    prices: Catalogue
 
 
 @dataclass(frozen=True)
@@ -37,7 +48,7 @@ class Replica:
         leading: whether this replica leads. Called from the server's thread.
         leader: `host:port` of the replica that leads, or "". Called from the server's thread.
         kept_seconds: how long the API server's word about tokens and rights is kept.
-        history: its database, and the prices for reports of cost; None where none is kept.
+        history: None where none is kept.
     """
 
     board: Board
@@ -46,7 +57,7 @@ class Replica:
     leading: Callable[[], bool]
     leader: Callable[[], str]
     kept_seconds: float
-    history: tuple[URL, Catalogue] | None = None
+    history: History | None = None
 
 
 def reached_at(host: str, port: int) -> str:
@@ -89,8 +100,8 @@ async def _api(replica: Replica) -> AsyncIterator[App]:
         from muster.server.past import Past
         from muster.telemetry.history.reading import Reader
 
-        url, prices = replica.history
-        past = Past(Reader(url), prices)
+        history = replica.history
+        past = Past(Reader(history.url, history.renew), history.prices)
     try:
         async with session() as client:
             forwarder = Forwarder(replica.leader, replica.identity, client)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +41,10 @@ _ON_POSTGRESQL: Final = {
 """Of libpq; what the URL says goes before."""
 
 
+Renew = Callable[[], URL]
+"""The URL as it is told now. It never raises."""
+
+
 class OldTables(RuntimeError):
     """The tables are of an older version, or there are none; the message says what to do."""
 
@@ -71,9 +76,10 @@ def shown(url: URL) -> str:
     return str(url.database) if kind == "sqlite" else url.set(drivername=kind).render_as_string(hide_password=True)
 
 
-def engine_of(url: URL, *, writes: bool) -> Engine:
+def engine_of(url: URL, *, writes: bool, renew: Renew | None = None) -> Engine:
     """Connections are made when they are needed. `writes`: a transaction takes SQLite's write lock when it begins, and
-    SQLite makes the file where there is none."""
+    SQLite makes the file where there is none. `renew`: asked at each connection to PostgreSQL, whose password may have
+    been changed meanwhile."""
     if url.drivername.startswith("sqlite"):
         # A connection for each use: they cost little, and none is left open for a thread that is gone.
         engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS}, poolclass=NullPool)
@@ -82,8 +88,20 @@ def engine_of(url: URL, *, writes: bool) -> Engine:
         event.listen(engine, "connect", _on_sqlite)
         event.listen(engine, "begin", _begin_to_write if writes else _begin)
         return engine
-    options = {name: value for name, value in _ON_POSTGRESQL.items() if name not in url.query}
-    return create_engine(url, connect_args=options, pool_pre_ping=True, pool_size=2, pool_recycle=1800)
+    engine = create_engine(url, pool_pre_ping=True, pool_size=2, pool_recycle=1800)
+    event.listen(engine, "do_connect", _as_told_now(renew or (lambda: url)))
+    return engine
+
+
+def _as_told_now(renew: Renew) -> Callable[..., None]:
+    def connects(dialect: Any, _record: Any, _arguments: list[Any], options: dict[str, Any]) -> None:
+        url = renew()
+        _, given = dialect.create_connect_args(url)
+        ours = {name: value for name, value in _ON_POSTGRESQL.items() if name not in url.query}
+        options.clear()
+        options.update(given, **ours)
+
+    return connects
 
 
 def _existing(_dialect: Any, _record: Any, arguments: list[Any], options: dict[str, Any]) -> None:

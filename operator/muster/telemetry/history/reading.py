@@ -28,7 +28,7 @@ from sqlalchemy.engine import URL, Row
 
 from muster.telemetry.cost.intervals import AttemptParts, Interval, JobFacts, PoolInterval, Stored
 from muster.telemetry.history import rows, schema
-from muster.telemetry.history.database import check, engine_of
+from muster.telemetry.history.database import Renew, check, engine_of
 from muster.telemetry.history.schema import KINDS, Moment, Words, attempts, intervals, jobs, pools, preemptions, storage
 
 LONGEST_PAGE: Final = 1_000
@@ -99,8 +99,9 @@ class Whole:
 class Reader:
     """From any thread. Raises sqlalchemy.exc.SQLAlchemyError while the database is away."""
 
-    def __init__(self, url: URL) -> None:
-        self._engine: Engine = engine_of(url, writes=False)
+    def __init__(self, url: URL, renew: Renew | None = None) -> None:
+        """`renew`: see `engine_of`."""
+        self._engine: Engine = engine_of(url, writes=False, renew=renew)
 
     def close(self) -> None:
         self._engine.dispose()

@@ -24,7 +24,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
 from muster.telemetry.history import upserts
-from muster.telemetry.history.database import engine_of, migrate
+from muster.telemetry.history.database import Renew, engine_of, migrate
 from muster.telemetry.history.retention import AT_ONCE, expire
 from muster.telemetry.history.rows import Row
 from muster.telemetry.history.upserts import Key, Superseded, TakenBack, key_of
@@ -79,9 +79,10 @@ class Writer:
         most_rows: int = MOST_ROWS,
         first_wait: float = FIRST_WAIT,
         patience: float = PATIENCE,
+        renew: Renew | None = None,
     ) -> None:
-        """`retention`: what ended longer ago is removed; None: never."""
-        self._url, self._identity, self._retention = url, identity, retention
+        """`retention`: what ended longer ago is removed; None: never. `renew`: see `engine_of`."""
+        self._url, self._identity, self._retention, self._renew = url, identity, retention, renew
         self._most, self._first_wait, self._patience = most_rows, first_wait, patience
         self._lock = threading.Condition()
         self._rows: dict[Key, tuple[int, Row]] = {}
@@ -155,7 +156,7 @@ class Writer:
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        engine, wait = engine_of(self._url, writes=True), self._first_wait
+        engine, wait = engine_of(self._url, writes=True, renew=self._renew), self._first_wait
         while True:
             with self._lock:
                 self._lock.wait_for(lambda: self._wake or self._closing)
