@@ -115,9 +115,9 @@ class MonthlyBudget(Model):
     """GPU type that the budget counts, slices of such GPUs included, as in a job's `workers.gpuType`. Empty: all
     GPUs."""
     gpu_hours: Hours | None = None
-    """GPUs times hours that they are held, by the queue's jobs and those of the queues below it."""
+    """GPUs times hours that they are held, by the queue's jobs and those of the queues below it; a whole number."""
     cost: Money | None = None
-    """Money at the prices of the GPUs that are held. Nodes whose GPUs have no price cost nothing."""
+    """Money at the prices of the GPUs that are held; a whole number. Nodes whose GPUs have no price cost nothing."""
     at_limit: AtBudgetEnd | None = None
     """What happens when it is used up. Left out: hold."""
 

@@ -32,6 +32,7 @@ from muster.telling.scene import Scene, event_time
 from muster.telling.wording import (
     CAUSES,
     FINAL,
+    UNSAVED,
     ago,
     answered,
     before_the_first_step,
@@ -172,6 +173,8 @@ def _facts(scene: Scene) -> Table:
     if status.checkpoint is not None:
         age = f", {ago(status.checkpoint.committed_at, scene.now)}" if status.checkpoint.committed_at else ""
         head.add_row("Checkpoint", f"step {status.checkpoint.step}{age}  {status.checkpoint.uri or ''}")
+    elif scene.job.spec.checkpoint is None and status.placement is not None and phase not in FINAL:
+        head.add_row("Checkpoint", UNSAVED)
     if told := ", ".join(filter(None, gpu_time(scene))):
         head.add_row("Used", told)
     if status.saving is not None and phase not in FINAL:

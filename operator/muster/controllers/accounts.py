@@ -94,7 +94,8 @@ def _used_up(name: str, use: BudgetUse, now: datetime) -> str:
     if budget.gpu_hours is not None and use.gpu_seconds >= budget.gpu_hours * _HOUR:
         return f"queue {name} has used its {budget.gpu_hours} GPU hours{kind} of {month_of(now)}; {then}"
     if budget.cost is not None and use.cost >= budget.cost:
-        return f"queue {name} has spent its {budget.cost}{kind} of {month_of(now)}; {then}"
+        of = f"{budget.cost} in money{kind} of {month_of(now)}, at the platform's prices"
+        return f"queue {name} has spent its {of}; {then}"
     return ""
 
 

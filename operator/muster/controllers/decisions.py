@@ -192,7 +192,9 @@ class Decisions:
         cause = self._why_drained(record.spec.queue) if eviction.reason is MoveReason.DRAINED else ""
         stop = Stop(
             reason=eviction.reason.value,
-            message=preemption.said(eviction.reason, "", lost, onward is not None, cause),
+            message=preemption.said(
+                eviction.reason, "", lost, onward is not None, cause, saves=record.spec.checkpoint is not None
+            ),
             requested_at=now,
             beneficiary=record.uid if onward is not None else "",
             lost=lost,

@@ -249,7 +249,7 @@ def promise_message(promise: Promise, victims: Mapping[str, str]) -> str:
         return room
     shown = ", ".join(leaving[:_NODES_SHOWN]) + (" and more" if len(leaving) > _NODES_SHOWN else "")
     lost = sum(victim.lost for victim in promise.victims)
-    leave = "saves and leaves" if len(leaving) == 1 else "save and leave"
+    leave = "stops and leaves" if len(leaving) == 1 else "stop and leave"
     cost = f"this costs up to {lost} GPU-seconds, of lost work and restarts"
     return f"{room}; {counted(len(leaving), 'job')} {leave} it: {shown}; {cost}"
 

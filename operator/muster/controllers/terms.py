@@ -125,7 +125,8 @@ def budget_spent(spec: EffectiveSpec, usage: Usage) -> str:
     if spec.budget_gpu_hours is not None and usage.gpu_seconds >= spec.budget_gpu_hours * _HOUR:
         return f"the job has used its budget of {spec.budget_gpu_hours} GPU hours; raise budget.gpuHours to go on"
     if spec.budget_cost is not None and Decimal(usage.cost or 0) >= spec.budget_cost:
-        return f"the job has cost {usage.cost}, and its budget is {spec.budget_cost}; raise budget.cost to go on"
+        cost = f"{usage.cost} at the platform's prices"
+        return f"the job has cost {cost}, and its budget is {spec.budget_cost}; raise budget.cost to go on"
     return ""
 
 

@@ -18,6 +18,7 @@ from muster.telling.scene import Scene, event_time
 from muster.telling.wording import (
     CAUSES,
     FINAL,
+    UNSAVED,
     ago,
     answered,
     before_the_first_step,
@@ -124,7 +125,7 @@ def _why(scene: Scene) -> Iterator[tuple[str, str]]:
 def _checkpoint(scene: Scene) -> str:
     known = scene.job.status.checkpoint
     if known is None:
-        return "; no checkpoint is committed" if scene.job.spec.checkpoint is not None else ""
+        return "; no checkpoint is committed" if scene.job.spec.checkpoint is not None else f"; {UNSAVED}"
     if known.committed_at is None:  # nobody has told when: it was there before the job was
         return f"; it resumed from the checkpoint of step {known.step}, and has committed none since"
     age = f", {ago(known.committed_at, scene.now)}"

@@ -184,7 +184,7 @@ def advice(scene: Scene) -> Iterator[str]:
         yield f"to have it tried at once where it could not start:  {_anew(named)}"
         yield from (change.text for change in place.changes)
     elif status.phase is Phase.QUEUED and place is not None and hinders(place.reason):
-        yield from _mending(named, job.spec.queue, place.reason, alone=job.spec.workers.replicas == 1)
+        yield from _mending(named, job, place.reason)
         if keeps_pods(place.reason) and status.not_before is not None and status.not_before > scene.now:
             yield f"once that is done, have it tried at once:  {_anew(named)}"
         yield from (change.text for change in place.changes)
@@ -268,9 +268,9 @@ def _stays_away(scene: Scene) -> float:
     return min((left for each in status.avoided if (left := (each.until - scene.now).total_seconds()) > 0), default=0.0)
 
 
-def _mending(named: str, queue: str, reason: str, *, alone: bool) -> Iterator[str]:
-    """How what keeps a job from the queues' order is mended. `alone`: it asks for one worker."""
-    another = _patch(named, "queue", "NAME")
+def _mending(named: str, job: TrainingJob, reason: str) -> Iterator[str]:
+    """How what keeps a job from the queues' order is mended."""
+    another, queue, alone = _patch(named, "queue", "NAME"), job.spec.queue, job.spec.workers.replicas == 1
     if reason == Reason.QUEUE_NOT_FOUND.value:
         yield "see which queues there are:  muster queues"
         yield f"ask for one of them:  {another}"
@@ -278,7 +278,8 @@ def _mending(named: str, queue: str, reason: str, *, alone: bool) -> Iterator[st
         yield f"have the queue opened, as it stands under Why:  kubectl edit tq {queue}"
         yield f"or see which others there are:  muster queues  and ask for one of them:  {another}"
     elif reason == Reason.BUDGET_EXHAUSTED.value:
-        yield f"raise the budget that stands under Why:  kubectl edit tj {named}  or  kubectl edit tq {queue}"
+        own = f"kubectl edit tj {named}  or  " if job.spec.budget is not None else ""
+        yield f"raise the budget that stands under Why:  {own}kubectl edit tq {queue}"
     elif reason == WaitReason.EXCEEDS_QUOTA.value:
         yield f"ask for less, or raise the queue's quota:  kubectl edit tj {named}  or  kubectl edit tq {queue}"
     elif reason == Reason.NAMESPACE_NOT_ALLOWED.value:

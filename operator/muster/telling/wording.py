@@ -314,6 +314,9 @@ def pod_state(pod: PodView) -> str:
     return f"{phase}, exit code {pod.exit_code} ({facts.cause.value})"
 
 
+UNSAVED: Final = "it names no checkpoint.uri: what stops it loses all of its work"
+
+
 def gpu_time(scene: Scene) -> tuple[str, str]:
     """(GPU hours that the job has used, what of them has been counted as money); "" for nothing.
 
@@ -327,7 +330,7 @@ def gpu_time(scene: Scene) -> tuple[str, str]:
         seconds += float(placement.gpus(spec.gpus_per_worker)) * max(0.0, (scene.now - begins).total_seconds())
     hours = f"{seconds / 3600:,.2f} GPU hours" if seconds else ""
     apart = " until the present placement" if begins is not None else ""
-    return hours, f"{Decimal(usage.cost):,.2f} in money{apart}" if usage.cost else ""
+    return hours, f"{Decimal(usage.cost):,.2f} at the platform's prices{apart}" if usage.cost else ""
 
 
 def ago(moment: datetime | None, now: datetime) -> str:

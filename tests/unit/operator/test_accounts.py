@@ -113,7 +113,8 @@ def test_a_budget_is_used_up_when_it_was_foretold_and_says_what_helps() -> None:
     money = accounts.spent(found, moment)
     assert money is not None
     assert money.message == (
-        "queue research has spent its 60 on NVIDIA-H100-80GB-HBM3 of 2026-11; it takes jobs again on "
+        "queue research has spent its 60 in money on NVIDIA-H100-80GB-HBM3 of 2026-11, at the platform's prices; "
+        "it takes jobs again on "
         "2026-12-01T00:00:00Z, or when the budget is raised"
     )
     hours = accounts.spent(holding(queue({"gpuHours": 40}), {"H100": Held(8, 20.0)}, NOON), NOON + 5 * HOUR)

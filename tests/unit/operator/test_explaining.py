@@ -801,7 +801,7 @@ def test_what_helps_a_job_that_no_cluster_holds_depends_on_its_size(workers: int
         ("ExceedsCluster", "ask for fewer or smaller workers"),
         ("NoEligibleNodes", "change what it demands of its nodes (workers.gpuType, capacity, nodeSelector"),
         ("PodRefused", "have the namespace admit its pods, as it stands under Why"),
-        ("BudgetExhausted", "raise the budget that stands under Why: kubectl edit tj train -n research"),
+        ("BudgetExhausted", "raise the budget that stands under Why: kubectl edit tq vision"),
     ],
 )
 def test_a_job_whose_turn_cannot_come_is_not_told_to_wait(reason: str, helps: str) -> None:

@@ -481,10 +481,20 @@ def test_what_a_script_said_commands_no_terminal(capsys: pytest.CaptureFixture[s
     assert all(character.isprintable() for character in told.replace("\n", ""))
 
 
+def test_a_job_that_saves_nothing_is_told_so_while_it_runs() -> None:
+    placed = {"generation": 1, "workers": 1, "gpusPerWorker": 8, "nodes": [{"node": "a", "indexes": "0"}]}
+    told = "it names no checkpoint.uri: what stops it loses all of its work"
+    for phase, placement in (("Running", placed), ("Queued", None)):
+        saves = job(phase=phase, placement=placement)
+        bare = saves.model_copy(update={"spec": saves.spec.model_copy(update={"checkpoint": None})})
+        assert told not in shown(Scene(saves, (), (), NOW))
+        assert (told in shown(Scene(bare, (), (), NOW))) is (phase == "Running")
+
+
 def test_what_a_job_has_used_is_told_up_to_now() -> None:
     usage = {"gpuSeconds": 1369, "cost": "2.3406"}
     ended = Scene(job(phase="Succeeded", usage=usage), (), (), NOW)
-    assert "0.38 GPU hours, 2.34 in money" in shown(ended)
+    assert "0.38 GPU hours, 2.34 at the platform's prices" in shown(ended)
     placed = {
         "generation": 2,
         "workers": 2,
@@ -493,10 +503,10 @@ def test_what_a_job_has_used_is_told_up_to_now() -> None:
         "nodes": [{"node": "a", "indexes": "0-1"}],
     }
     runs = Scene(job(phase="Running", usage=usage, placement=placed), (), (), NOW)
-    assert "16.38 GPU hours, 2.34 in money until the present placement" in shown(runs)
+    assert "16.38 GPU hours, 2.34 at the platform's prices until the present placement" in shown(runs)
     first = Scene(job(phase="Running", placement=placed), (), (), NOW)
     assert "16.00 GPU hours" in shown(first)
-    assert "in money" not in shown(first)
+    assert "prices" not in shown(first)
     assert "Used" not in shown(Scene(job(phase="Queued"), (), (), NOW))
 
 

@@ -70,7 +70,7 @@ def _stop_for(turn: Turn, claim: Claim) -> Stop:
     reason = MoveReason(victim.reason) if victim.reason in MOVES else MoveReason.PREEMPTED
     return Stop(
         reason=reason.value,
-        message=said(reason, claim.name, victim.lost, len(victim.nodes) > 0),
+        message=said(reason, claim.name, victim.lost, len(victim.nodes) > 0, saves=turn.s.spec.checkpoint is not None),
         requested_at=turn.s.now if before is None else before.requested_at,
         beneficiary=claim.beneficiary,
         lost=victim.lost,
@@ -159,13 +159,15 @@ def _saved(turn: Turn) -> bool:
     return facts.committed_step is not None and facts.committed_step >= trained
 
 
-def said(reason: MoveReason, beneficiary: str, lost: int, goes_on: bool, cause: str = "") -> str:
-    """One sentence: for whom, why, and what it costs. `cause`: of a move for nobody, where more is known of it."""
+def said(reason: MoveReason, beneficiary: str, lost: int, goes_on: bool, cause: str = "", *, saves: bool = True) -> str:
+    """One sentence: for whom, why, and what it costs. `cause`: of a move for nobody, where more is known of it.
+    `saves`: it has a place for checkpoints."""
     why = _WHY[reason]
     told = f"the gang gives its room to {beneficiary}, {why}" if beneficiary and why else _ALONE[reason]
     told += f" ({cause})" if cause else ""
     then = "it goes on at once with its new size or place" if goes_on else "it queues again with its first submit time"
-    return f"{told}; this costs up to {lost} GPU-seconds, of lost work and the restart, fewer if it saves; {then}"
+    of = "of lost work and the restart, fewer if it saves" if saves else "for it saves no checkpoints, and the restart"
+    return f"{told}; this costs up to {lost} GPU-seconds, {of}; {then}"
 
 
 def note_of(stop: Stop) -> Note:

@@ -45,6 +45,15 @@ def test_a_gang_leaves_though_its_room_was_promised_for_a_reason_of_another_vers
     assert "research/big" in stop.message
 
 
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_gang_that_saves_nothing_is_not_told_that_it_may(*, saves: bool) -> None:
+    case = running(**({"checkpoint": {"uri": "s3://models/llama"}} if saves else {}))
+    case.claim = claim()
+    case.turn()
+    assert ("fewer if it saves" in case.message()) is saves
+    assert ("for it saves no checkpoints" in case.message()) is not saves
+
+
 def test_a_claimed_gang_stops_and_says_for_whom_why_and_what_it_costs() -> None:
     case = running()
     case.later(600)
