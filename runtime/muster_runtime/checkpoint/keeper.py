@@ -174,6 +174,7 @@ class Keeper:
                 hold.enter_context(held(self._store, "", f"a restore by {self._job or self._owner}", self._warn))
             found = self._restore(prepare)
             if found.key != self.latest.manifest:
+                self._fallback.close()  # of a restore before, since which nothing was committed
                 self._fallback = hold.pop_all()
             return found
 

@@ -20,7 +20,7 @@ from muster_protocol import manifest, pieces
 from muster_protocol.checkpoints import inventory
 from muster_protocol.checkpoints.chain import Found, manifest_keys
 from muster_protocol.checkpoints.commit import claim_epoch
-from muster_protocol.checkpoints.holds import tag
+from muster_protocol.checkpoints.holds import read_holds, tag
 from muster_protocol.checkpoints.inventory import find_start, take
 from muster_protocol.checkpoints.retention import Best, Retention
 from muster_protocol.checkpoints.store import Store
@@ -209,6 +209,19 @@ def test_a_damaged_manifest_is_not_believed_and_an_older_one_is_found(store: Sto
     again = Run(store)
     assert again.restore() == 5
     assert "not the manifest that was committed" in again.warnings[0]
+
+
+def test_a_run_that_falls_back_again_lets_go_of_both_holds(store: Store) -> None:
+    first = Run(store)
+    first.save(5)
+    first.save(10)
+    damage(store, shard_keys(store, 10)[0])
+    run = Run(store)
+    assert run.restore() == 5
+    assert run.restore() == 5  # as after a step that was not sound
+    assert len(read_holds(store)) == 1
+    run.save(15)
+    assert read_holds(store) == []
 
 
 def test_when_nothing_is_whole_the_run_fails_and_is_not_begun_anew(store: Store) -> None:
