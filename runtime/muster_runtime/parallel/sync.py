@@ -32,11 +32,12 @@ def data_parallel_part(model: nn.Module) -> nn.Module | None:
 
 
 def scale_gradients(models: Iterable[nn.Module], factor: torch.Tensor) -> None:
-    """Multiplies all gradients by `factor`, a tensor with one number."""
-    for model in models:
-        for parameter in model.parameters():
-            gradient = parameter.grad
-            if gradient is None:
-                continue
-            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-            local.mul_(factor.to(local.dtype))
+    """Multiplies all gradients by `factor`, a tensor with one number. Models may share parameters, or be parts of each
+    other."""
+    parameters = {id(parameter): parameter for model in models for parameter in model.parameters()}
+    for parameter in parameters.values():
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        local.mul_(factor.to(local.dtype))

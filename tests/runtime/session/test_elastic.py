@@ -96,13 +96,20 @@ def test_three_ranks_killed_and_resumed_have_every_bit(strategy: str, tmp_path: 
 
 @pytest.mark.parametrize("by", ["tokens", "samples"])
 @pytest.mark.parametrize(
-    ("strategy", "ranks", "microbatch"), [("ddp", 3, "2"), ("fsdp", 3, "0"), ("fsdp", 4, "1"), ("hsdp", 4, "2")]
+    ("strategy", "ranks", "microbatch", "more"),
+    [
+        ("ddp", 3, "2", {}),
+        ("ddp", 2, "2", {"PART": "tracked as well"}),
+        ("fsdp", 3, "0", {}),
+        ("fsdp", 4, "1", {}),
+        ("hsdp", 4, "2", {}),
+    ],
 )
 def test_gradients_are_those_of_one_process_with_the_whole_batch(
-    strategy: str, ranks: int, microbatch: str, by: str, tmp_path: Path
+    strategy: str, ranks: int, microbatch: str, more: dict[str, str], by: str, tmp_path: Path
 ) -> None:
     """Batches of 7, 7 and 2 samples: the last leaves ranks without any."""
-    environment = {"FOLDER": str(tmp_path), "MUSTER_STRATEGY": strategy, "MICROBATCH": microbatch, "BY": by}
+    environment = {"FOLDER": str(tmp_path), "MUSTER_STRATEGY": strategy, "MICROBATCH": microbatch, "BY": by, **more}
     run_gang("weighed.py", tmp_path, ranks, environment, ranks_per_worker=2 if strategy == "hsdp" else None).check()
     script = runpy.run_path(str(SCRIPTS / "weighed.py"))
     data = script["Sequences"]()

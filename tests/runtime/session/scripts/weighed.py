@@ -44,10 +44,12 @@ def loss_of(model, tokens, targets, by):
 
 def main():
     session = muster.start()
-    model = session.wrap(make_model())
+    whole = make_model()
+    model = session.wrap(whole)
     loader = session.loader(Sequences(), global_batch=7, microbatch=MICROBATCH)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    session.track(model=model, optimizer=optimizer, loader=loader)
+    part = {"part": whole[1]} if "PART" in os.environ else {}
+    session.track(model=model, optimizer=optimizer, loader=loader, **part)
     for step, batch in session.steps(3, loader):
         for tokens, targets in batch:
             weight = (targets != PADDING).sum() if BY == "tokens" else None
