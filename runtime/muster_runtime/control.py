@@ -98,10 +98,10 @@ class ControlReader:
 
     def wish(self) -> Wish | None:
         """The last profile that was asked for."""
-        if self._word is None or not self._word[_PROFILE_AT]:
+        if self._word is None:
             return None
         number, steps, flags, at = _PROFILE.unpack_from(self._word, _PROFILE_AT)
-        return Wish(number, steps, bool(flags & _EVERYBODY), bool(flags & _MEMORY), at)
+        return Wish(number, steps, bool(flags & _EVERYBODY), bool(flags & _MEMORY), at) if number else None
 
     def node_hours(self) -> float | None:
         """Hours between two failures of one node, as they were told last; None before."""

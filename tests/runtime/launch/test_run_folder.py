@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from muster_runtime.control import ControlWriter
+from muster_runtime.control import ControlReader, ControlWriter, Wish
 from muster_runtime.launch import run_folder
 from muster_runtime.launch.run_folder import RunFolder
 
@@ -57,3 +57,13 @@ def test_it_goes_below_the_next_root_where_the_disk_of_the_first_is_full(
     assert not list(full.iterdir()), "nothing is left on the full one"
     with pytest.raises(OSError, match=f"{full}: No space left on device"):
         _made(full)
+
+
+def test_each_profile_that_is_asked_for_is_seen(tmp_path: Path) -> None:
+    writer, reader = ControlWriter(tmp_path), ControlReader(str(tmp_path))
+    assert reader.wish() is None
+    for number in (1, 255, 256, 257):
+        wish = Wish(number, 5, everybody=True, memory=False, at=1e9)
+        writer.ask_profile(wish)
+        assert reader.wish() == wish
+    writer.close()
