@@ -62,7 +62,13 @@ def split(name: str, state: Any, ties: Mapping[str, str] | None = None) -> tuple
             "tensors, numbers, strings, None, lists, tuples and dicts. Change what its state_dict() returns"
         )
 
-    return encode(name, state), table
+    try:
+        return encode(name, state), table
+    except RecursionError:
+        raise StateError(
+            f"{name} has a list or dict that holds itself, or lists and dicts in each other hundreds deep, which a "
+            "checkpoint can't hold. Change what its state_dict() returns"
+        ) from None
 
 
 def _encode_dict(path: str, value: dict[Any, Any], encode: Callable[[str, Any], Any]) -> Any:

@@ -138,6 +138,13 @@ def test_anything_else_is_an_error_that_names_the_key(value: Any, kind: str) -> 
         split("meter", {"deep": [0, value]})
 
 
+def test_a_state_that_holds_itself_is_told() -> None:
+    state: dict[str, Any] = {"parts": []}
+    state["parts"].append(state)
+    with pytest.raises(StateError, match=r"^meter has a list or dict that holds itself"):
+        split("meter", state)
+
+
 def test_tensors_without_values_are_refused_by_name() -> None:
     with pytest.raises(StateError, match=r"m\.grid is on the meta device.*to_empty"):
         split("m", {"grid": torch.empty(2, device="meta")})
