@@ -119,8 +119,8 @@ def _read_file(store: Store, name: str) -> Iterator[Source]:
 
 
 def _demand_whole(store: Store, name: str, start: int, spans: list[tuple[int, int, str]]) -> None:
-    """Tensors lie one after the other, and the last one's end is there. Else a file that was cut would be found so when
-    all before it has been uploaded."""
+    """Tensors lie one after the other, and the last one's end is the file's. Else a file that was cut would be found so
+    when all before it has been uploaded; and what has more, loaders refuse."""
     at = 0
     for begin, end, key in sorted(spans):
         if begin != at:
@@ -129,6 +129,9 @@ def _demand_whole(store: Store, name: str, start: int, spans: list[tuple[int, in
         at = end
     if at:
         _read(store, name, start + at - 1, 1)
+    more = sum(item.size for item in store.objects(name) if item.key == name) - start - at
+    if more > 0:
+        raise CorruptCheckpointError(f"{store.uri}/{name} has {more:,} bytes after its last tensor")
 
 
 def _counts(raw: Any) -> tuple[int, ...]:

@@ -142,6 +142,7 @@ def test_a_pointer_in_place_of_a_file_and_a_file_in_place_of_a_folder_are_told(t
         (None, {"data_offsets": ["x", 4]}, "the entry of a is damaged"),
         (None, {"data_offsets": [2, 6]}, "a follows 2 bytes of no tensor"),
         (None, {"shape": [2], "data_offsets": [0, 8]}, "ends before byte"),
+        (None, {"dtype": "I8", "data_offsets": [0, 1]}, "model.safetensors has 3 bytes after its last tensor"),
         (None, None, "has no tensors"),
     ],
 )
@@ -149,7 +150,7 @@ def test_a_damaged_model_is_told(index: Any, header: Any, pattern: str, tmp_path
     entry = {} if header is None else {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], **header}}
     text = json.dumps(entry).encode()
     name = "model.safetensors" if index is None else "x.safetensors"
-    (tmp_path / name).write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
+    (tmp_path / name).write_bytes(len(text).to_bytes(8, "little") + text + bytes(4 if entry else 0))
     if index is not None:
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert pattern in muster("import", str(tmp_path), f"file://{tmp_path}/run", code=2)
