@@ -59,6 +59,7 @@ app = typer.Typer(
 
 LIST_REGION: Final = "aws/us-east-1"
 """Whose list price a gigabyte is reckoned at where no other is given."""
+_ENDS: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 Uri = Annotated[str, typer.Argument(metavar="URI", help="s3://BUCKET/PREFIX or file:///FOLDER.")]
@@ -72,11 +73,16 @@ Endpoint = Annotated[
 
 @app.callback()
 def _begin() -> None:
-    # Who is asked to end, by Kubernetes or a CI system, leaves what Ctrl-C leaves: no hold, and no upload to pay for.
-    signal.signal(signal.SIGTERM, _end)
+    # Who is asked to end, by Kubernetes or a CI system, or whose terminal has gone, leaves what Ctrl-C leaves: no hold,
+    # and no upload to pay for.
+    for number in _ENDS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, _end)
 
 
 def _end(number: int, _frame: object) -> None:
+    for again in _ENDS:  # a shell passes on what the terminal has sent already: that must not cut the tidying up
+        signal.signal(again, signal.SIG_IGN)
     raise SystemExit(128 + number)
 
 

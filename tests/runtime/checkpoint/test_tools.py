@@ -103,8 +103,11 @@ def test_what_a_deleted_job_left_uncommitted_goes_at_once_and_nothing_late_count
     assert take(made.store).committed[0].step == 10, "a job that starts there goes on"
 
 
-def test_whoever_asks_a_command_to_end_is_left_neither_a_hold_nor_an_upload(s3_uri: str, s3_server: S3Server) -> None:
-    """As Kubernetes does with a pod, and a CI system with a job that takes too long."""
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP])
+def test_whoever_asks_a_command_to_end_is_left_neither_a_hold_nor_an_upload(
+    end: signal.Signals, s3_uri: str, s3_server: S3Server
+) -> None:
+    """As Kubernetes does with a pod, a CI system with a job that takes too long, and a terminal that is closed."""
     store, there = open_store(parse_uri(s3_uri), None), open_store(parse_uri(f"{s3_uri}-model"), None)
     begun(store, 1)
     asked, free = threading.Event(), threading.Event()
@@ -123,9 +126,10 @@ def test_whoever_asks_a_command_to_end_is_left_neither_a_hold_nor_an_upload(s3_u
         with subprocess.Popen(command, env={**os.environ, "AWS_ENDPOINT_URL_S3": proxy.endpoint}) as process:
             assert asked.wait(60)
             assert store.objects("holds/"), "it reads"
-            process.terminate()
+            process.send_signal(end)
+            process.send_signal(end)  # by the kernel, and once more by the shell
             free.set()
-            assert process.wait(60) == 128 + signal.SIGTERM
+            assert process.wait(60) == 128 + end
     finally:
         free.set()
         proxy.shutdown()
