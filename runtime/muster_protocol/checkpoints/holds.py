@@ -25,7 +25,7 @@ HOLD_SECONDS: Final = 900.0
 """A reader's hold lasts so long after its last renewal; three are missed before it ends."""
 SKEW_SECONDS: Final = 300.0
 """A hold counts so much longer: clocks differ."""
-_NAME: Final = re.compile(r"^[a-z0-9][a-z0-9._-]{0,62}$")
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 def tombstones(store: Store, manifest_key: str) -> list[str]:
@@ -137,7 +137,7 @@ class held:  # noqa: N801 - used like a function: `with held(...)`
 
 def tag(store: Store, manifest_key: str, sha256: str, name: str, who: str) -> Hold:
     """Keeps a committed checkpoint until the tag is released. StateError when the name is taken or is no name."""
-    if not _NAME.match(name):
+    if not _NAME.fullmatch(name):
         raise StateError(f"{name!r} is no name for a tag; use small letters, digits, '.', '_' and '-', 63 at most")
     hold = Hold(name, who, None, manifest_key, sha256)
     before = _tag_named(store, name)

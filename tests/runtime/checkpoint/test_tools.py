@@ -501,6 +501,7 @@ def test_tags_are_released_by_name_or_step(made: MadeRun, uri: str) -> None:
     assert "tag" not in muster("ls", uri)
     assert "has no tag 'step-2'; it has none" in muster("keep", f"{uri}@2", "--release", code=2)
     assert "is no name for a tag" in muster("keep", uri, "--name", "a/b", code=2)
+    assert "is no name for a tag" in muster("keep", uri, "--name", "paper\n", code=2)
 
 
 def test_errors_say_how_to_mend_them(made: MadeRun, uri: str) -> None:
