@@ -2,7 +2,7 @@
 
 Amounts are whole numbers of a resource's base unit: cpu in thousandths of a core, everything else in bytes or pieces.
 Where a quantity is finer than its unit it is rounded up, as the API server's own `Value()` and `MilliValue()` do: a pod
-that asks for 0.1 bytes still asks for something.
+that asks for 0.1 bytes still asks for something. A limit is rounded down: two GPUs are more than 1.5.
 """
 
 from __future__ import annotations
@@ -54,6 +54,12 @@ def whole(resource: str, exact: Fraction) -> int:
 def amount(resource: str, quantity: str | int | float) -> int:
     """The quantity in the resource's base unit, rounded up. Raises ValueError."""
     return whole(resource, parse(quantity))
+
+
+def limit(resource: str, quantity: str | int | float) -> int:
+    """The most of the resource that stays within the quantity, in its base unit. Raises ValueError."""
+    exact = parse(quantity)
+    return math.floor(exact * 1000) if resource == "cpu" else math.floor(exact)
 
 
 def format_amount(resource: str, amount: int) -> str:

@@ -14,7 +14,7 @@ from muster.api.names import Reason
 from muster.api.terms import MonthlyBudget
 from muster.api.trainingqueue import FairShare, JobOrder, OwnVictims, Quota, Reclaim, StopPolicy, TrainingQueue
 from muster.cluster.gpus import named_type, named_types
-from muster.cluster.quantities import amount
+from muster.cluster.quantities import limit
 from muster.cluster.queues import ANY_PRIORITY, Lineage, QueueInput, QuotaInput, lineage
 from muster.cluster.snapshot import NO_ACCELERATOR, JobInput
 from muster.cluster.views import NodeView
@@ -133,7 +133,7 @@ def _lines(quotas: tuple[Quota, ...], gpu_types: tuple[str, ...]) -> tuple[Quota
             line = QuotaInput(
                 flavour=flavour,
                 resource=resource.name,
-                nominal=amount(resource.name, resource.nominal),
+                nominal=limit(resource.name, resource.nominal),
                 borrowing=_limit(resource.name, resource.borrowing_limit),
                 lending=_limit(resource.name, resource.lending_limit),
             )
@@ -157,7 +157,7 @@ def _together(one: QuotaInput, other: QuotaInput) -> QuotaInput:
 
 
 def _limit(resource: str, quantity: str | None) -> int | None:
-    return None if quantity is None else amount(resource, quantity)
+    return None if quantity is None else limit(resource, quantity)
 
 
 def half_life(queue: TrainingQueue) -> float:

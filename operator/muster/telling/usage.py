@@ -8,6 +8,7 @@ from contextlib import suppress
 from muster.api.trainingqueue import Quota, TrainingQueue
 from muster.cluster.gpus import named_types
 from muster.cluster.quantities import amount as in_units
+from muster.cluster.quantities import limit
 
 Use = dict[tuple[str, str], dict[str, int]]
 """By flavour (GPU type, capacity) and resource, in base units."""
@@ -76,4 +77,4 @@ def _add(total: Use, quotas: Sequence[Quota], types: Sequence[str]) -> None:
         amounts = total.setdefault(key, {})
         for item in quota.resources:
             with suppress(ValueError):
-                amounts[item.name] = amounts.get(item.name, 0) + in_units(item.name, item.nominal)
+                amounts[item.name] = amounts.get(item.name, 0) + limit(item.name, item.nominal)

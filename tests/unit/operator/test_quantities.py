@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.cluster.quantities import amount, parse
+from muster.cluster.quantities import amount, limit, parse
 
 pytestmark = pytest.mark.unit
 
@@ -42,6 +42,14 @@ pytestmark = pytest.mark.unit
 )
 def test_quantities_are_exact_and_rounded_up(resource: str, quantity: str | int, expected: int) -> None:
     assert amount(resource, quantity) == expected
+
+
+@pytest.mark.parametrize(
+    ("resource", "quantity", "expected"),
+    [("nvidia.com/gpu", "1.5", 1), ("nvidia.com/gpu", "900m", 0), ("nvidia.com/gpu", 8, 8), ("cpu", "1.0005", 1000)],
+)
+def test_a_limit_is_not_passed_by_rounding(resource: str, quantity: str | int, expected: int) -> None:
+    assert limit(resource, quantity) == expected
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -26,6 +27,7 @@ from muster.controllers.queues import (
 )
 from muster.scheduling.planner import plan
 from muster.scheduling.snapshot import NONE, UNLIMITED, Preempts, Snapshot
+from muster.telling.usage import nominals
 
 pytestmark = pytest.mark.unit
 
@@ -165,6 +167,16 @@ def test_quota_lines_name_flavours_and_base_units() -> None:
         ("H100/on-demand", "cpu"): (1500, None, 1000),
         ("", "memory"): (2**30, None, None),
     }
+
+
+def test_a_quota_between_two_whole_gpus_is_the_lower_one() -> None:
+    line = {"name": "nvidia.com/gpu", "nominal": "1.5", "borrowingLimit": "2.5", "lendingLimit": "500m"}
+    queue = trainingqueue(quotas=[{"gpuType": "H100", "resources": [line]}])
+    (found,) = queue_input(queue, NOW).quotas
+    assert (found.nominal, found.borrowing, found.lending) == (1, 2, 0)
+    jobs = [replace(job(uid, "q"), request={"nvidia.com/gpu": 1}) for uid in ("a", "b")]
+    assert len(plan(snapshot([queue], *jobs)).admissions) == 1
+    assert nominals([queue])["q"]["H100", "on-demand"] == {"nvidia.com/gpu": 1}, "as `muster queues` shows it"
 
 
 def test_a_queue_that_says_nothing_gets_the_documented_defaults() -> None:
