@@ -82,6 +82,8 @@ class _Head:
     """What was free when it became a head."""
     spent: list[int]
     """By domain, what the heads before it may take, and those who were let in since, and stay."""
+    asked: int
+    """How many had been promised room when it became a head."""
 
 
 class Reference:
@@ -573,7 +575,7 @@ class Reference:
         nodes = [node for node, count in enumerate(places) if count]
         smallest, free = [self._smallest_end(job, site) for site in able], [list(each) for each in self.free]
         spent = [sum(self._taken_ahead(head, job, site) for head in self.heads) for site in able]
-        self.heads.append(_Head(job, start, basis, nodes, smallest, free, spent))
+        self.heads.append(_Head(job, start, basis, nodes, smallest, free, spent, len(self.asked)))
         worker = (*self.jobs.requests[job].tolist(), int(self.jobs.filters[job]))
         for node in {node for site in able for node in site}:
             if empty[node] and not any(kept[0] == worker and kept[1] == node for kept in self.kept_for):
@@ -902,7 +904,14 @@ class _Starts:
             shares = asks(self.world, job).keys() & asks(self.world, other).keys()
             if self._may_take_quota(other, job) or (shares and any(empty[node] for node in heads[job].nodes)):
                 return True
+        if any(self._has_taken(asked, heads[job]) for asked in made.asked[heads[job].asked :]):
+            return True
         return any(self._may_come_before(row, heads[job]) for row in self._to_wait_again())
+
+    def _has_taken(self, asked: Asked, head: _Head) -> bool:
+        """Whether room was promised to a job on nodes that were reserved for a head before."""
+        shares = asks(self.world, head.job).keys() & asks(self.world, self.jobs.uids.index(asked.uid)).keys()
+        return bool(shares) and any(asked.places[node] for node in head.nodes)
 
     def _to_wait_again(self) -> list[int]:
         """Those who are asked to end for others: they wait when they are gone."""

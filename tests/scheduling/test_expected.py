@@ -231,6 +231,24 @@ def test_a_reserved_start_is_no_proof_where_a_victim_waits_again_ahead_and_takes
     assert ("head" in Outcome(then, plan(then)).admitted) is (basis is Basis.LIMITS), "it may start when both have gone"
 
 
+@pytest.mark.parametrize(("there", "basis"), [("a", Basis.QUEUE), ("b", Basis.LIMITS)])
+def test_a_reserved_start_is_no_proof_where_a_job_behind_gets_that_room_from_one_that_the_head_may_not_ask(
+    there: str, basis: Basis
+) -> None:
+    queues = [Queue(gpus=8), Queue("beside", gpus=16)]
+    operating = Operating({name: Node(name) for name in ("a", "b")}, {queue.name: queue for queue in queues})
+    operating.submit(Live(Job("ends", queue="beside"), on=("a",)))
+    operating.submit(Live(Job("other", queue="beside", priority=0 if there == "b" else 3), on=("b",)))
+    operating.submit(Live(Job("head", priority=2, only_on=("a",))))
+    operating.submit(Live(Job("behind", queue="beside", priority=1, only_on=(there,))))
+    base = operating.snapshot()
+    bound = np.where(np.array(base.jobs.uids) == "ends", base.now + 100.0, FOREVER)
+    base = replace(base, jobs=replace(base.jobs, runs=replace(base.jobs.runs, bound=bound)))
+    made = plan(base)
+    assert [each.beneficiary for each in made.evictions] == ["behind"]
+    assert Outcome(base, made).waiting["head"].basis is basis
+
+
 @pytest.mark.parametrize(("workers", "basis"), [(2, Basis.QUEUE), (1, Basis.LIMITS)])
 def test_a_reserved_start_is_no_proof_where_a_head_before_it_may_start_with_more_workers(
     workers: int, basis: Basis

@@ -41,7 +41,8 @@ class Head:
         flavour: whose quota is kept for it.
         watch: works its guard out, as of when it became a head.
         where: N, places where room is kept for it; `fresh`: where it was kept for nobody before.
-        stayed: how many had been let in for good in this plan when it became a head.
+        stayed: how many had been let in for good in this plan when it became a head, and how many `promises` it had
+            made.
         ahead: the gangs of the heads before it, their workers, and where room is kept for them.
     """
 
@@ -53,6 +54,7 @@ class Head:
     where: Mask
     fresh: Mask
     stayed: int
+    promises: int
     ahead: tuple[tuple[Gang, Worker, Mask], ...]
 
     @cached_property
@@ -159,7 +161,8 @@ class Heads:
         none = np.zeros(len(round_.tree.order), dtype=np.bool_)
         fresh = none if fresh is None else fresh
         ahead = tuple([(each.gang, round_.kinds.workers[each.gang.worker], each.where) for each in self.all])
-        self.all.append(Head(job, gang, flavour, reservation, watch, where, fresh, len(self._stay), ahead))
+        so_far = len(self._stay), len(round_.promises)
+        self.all.append(Head(job, gang, flavour, reservation, watch, where, fresh, *so_far, ahead))
         return self.all[-1]
 
     def foresee(self, gang: Gang) -> Reservation:
@@ -326,6 +329,21 @@ class Heads:
         reserved, asked = np.flatnonzero(head.reservation.taken), self._asked(head.gang.worker)
         empty = self._round.room.slots_when_empty
         return any(asked & self._asked(worker) and bool(empty(worker).counts[reserved].any()) for worker in workers)
+
+    def has_lost_room(self, head: Head) -> bool:
+        """Whether what is reserved for a head was promised since to a job that others make room for there."""
+        if head.reservation.taken is None:
+            return False
+        round_ = self._round
+        row = {uid: job for job, uid in enumerate(round_.snapshot.jobs.uids)}
+        for each in round_.promises[head.promises :]:
+            job = row[each.uid]
+            if each.yields or not round_.snapshot.jobs.pending[job]:
+                continue
+            asked = {resource for resource, amount in enumerate(round_.snapshot.jobs.requests[job].tolist()) if amount}
+            if asked & self._asked(head.gang.worker) and head.reservation.taken[round_.tree.place_of[each.nodes]].any():
+                return True
+        return False
 
     def _share(self, gang: Gang, where: Mask, other: Head) -> bool:
         """Whether there is a place and a resource that both could use."""

@@ -230,7 +230,7 @@ def _call_those_rough_that_may_be_passed(
     """Nothing is kept for a job that has no reservation, and nothing tells when it has quota, or whom it may pass. It
     takes quota and room that were reserved for those behind it in the order: enforced ends are no proof for their
     starts. So does a head that starts with more workers than are reserved for it, or on other nodes, and who is asked
-    to end for others and then waits again."""
+    to end for others and then waits again. Room that victims leave there in this plan is their beneficiary's."""
     circle = round_.used.circle
     workers, pools = dict[int, float](), dict[tuple[int, int], float]()  # from when on somebody takes them
     seen = set[tuple[int, int, bool]]()
@@ -249,6 +249,7 @@ def _call_those_rough_that_may_be_passed(
                 pools.get((circle(queue), head.flavour), FOREVER) < start
                 or (circle(queue), head.flavour) in others
                 or heads.may_lose_room(head, some)
+                or heads.has_lost_room(head)
             ):
                 reserved[job] = start, Basis.QUEUE
         key = (queue, round_.kinds.of[job], job in reserved)
