@@ -96,6 +96,8 @@ def pending_input(
         sizes, workers = None, spec.min_replicas
     if fixed is not None and job.status.placement is None:
         sizes = workers, workers, workers  # nor is it to be told that it would start with fewer: it would fail
+    elif sizes is None and had is None and spec.step > 1:
+        sizes = workers, workers, spec.step  # where fewer would help it, these are whole replicas of its model
     return JobInput(
         uid=job.metadata.uid,
         queue=spec.queue,

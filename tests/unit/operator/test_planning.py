@@ -20,7 +20,7 @@ from muster.api.trainingjob_status import MAX_SIZES, CommittedCheckpoint, FixedS
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.eligibility import NodeFilter, filter_of_pod
 from muster.cluster.pods import PodSettings, pin
-from muster.cluster.snapshot import LevelInput, build, eligible
+from muster.cluster.snapshot import LevelInput, QueueInput, build, eligible
 from muster.cluster.status import Draft
 from muster.cluster.views import NamespaceView, NodeView, Taint
 from muster.controllers import flavours, planning
@@ -31,7 +31,8 @@ from muster.controllers.claims import Claims
 from muster.controllers.inputs import Inputs
 from muster.controllers.progressed import progressed
 from muster.controllers.records import Judgement, Record
-from muster.scheduling.plan import Waiting, WaitReason
+from muster.scheduling.plan import ChangeKind, Waiting, WaitReason
+from muster.scheduling.planner import plan
 from muster.scheduling.snapshot import TopologyMode
 from muster_protocol.launcher_status import Checkpoint as LauncherCheckpoint
 from muster_protocol.launcher_status import Phase as LauncherPhase
@@ -567,6 +568,36 @@ def test_an_elastic_gang_brings_its_sizes_and_may_start_small() -> None:
     )
     assert (found.workers, found.sizes, found.partial) == (6, (2, 10, 2), True)
     assert not found.terms.preemptible
+
+
+@pytest.mark.parametrize(
+    ("replica", "capacity", "told"),
+    [(None, {}, "3"), (2, {}, "2"), (4, {}, None), (2, {"order": ["spot"], "base": "on-demand"}, "2")],
+)
+def test_a_gang_is_told_of_fewer_workers_in_whole_replicas_of_its_model(
+    replica: int | None, capacity: dict[str, Any], told: str | None
+) -> None:
+    """Others the API server would refuse. There is room for three of its four; one with a base has these, and more."""
+    nodes = [node(name) for name in "abc"]
+    size = {"min": 4, "replicas": 8} if capacity else {"replicas": 4}
+    replicas = {} if replica is None else {"parallelism": {"workersPerReplica": replica}}
+    more = {"capacity": capacity} if capacity else {}
+    job = trainingjob(workers={**size, "gpusPerWorker": 8}, **replicas, **more)
+    spec = effective_spec(job.spec)
+    choice = flavours.choose_flavour(spec, flavours.flavour_counts(nodes))
+    found = planning.pending_input(
+        job,
+        spec,
+        request={"nvidia.com/gpu": 8, "pods": 1},
+        node_filter=NodeFilter(),
+        choices=(flavours.Choice(choice, ("on-demand",)),),
+        beyond=flavours.Choice("H100/spot", ("spot",)) if capacity else None,
+        priority=0,
+        levels=RACKS,
+    )
+    queue = QueueInput(spec.queue)
+    (waiting,) = plan(build(nodes=nodes, pods=[], jobs=[found], queues=[queue], levels=RACKS)).waiting
+    assert [each.value for each in waiting.changes if each.kind is ChangeKind.WORKERS] == [told] * (told is not None)
 
 
 @pytest.mark.parametrize("workers", [{"replicas": 6, "min": 2, "max": 10, "step": 2}, {"replicas": 4}])
