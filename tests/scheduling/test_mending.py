@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from muster.scheduling.mending import mend_gangs, mend_promises
 from muster.scheduling.plan import Plan
 from muster.scheduling.planner import plan
+from muster.scheduling.policy import DEFAULT, Policy
 from muster.scheduling.snapshot import NONE, Alternative, JobState, Shape, Snapshot, TopologyMode
 from muster.scheduling.topology import Tree
 
@@ -198,12 +199,13 @@ def test_nothing_is_borrowed_for_a_lacking_spare_by_a_queue_that_borrows_nothing
     assert bool(moved(world, plan(world), "gang")) is found
 
 
-def test_spare_on_a_broken_node_moves_within_the_rack_and_without_a_stop() -> None:
+@pytest.mark.parametrize("policy", [DEFAULT, replace(DEFAULT, elastic=False, promotion=False)])
+def test_spare_on_a_broken_node_moves_within_the_rack_and_without_a_stop(policy: Policy) -> None:
     on = ("rack-0-host-0", "rack-0-host-1", "rack-0-host-2")
     nodes = full([*rack(0, 4), *rack(1, 1)], *on)
     nodes[2] = replace(nodes[2], usable=False)
     world = with_spares(snapshot(nodes, [running(*on, spares=1)]), gang=1)
-    decided = plan(world)
+    decided = plan(world, policy)
     assert moved(world, decided, "gang") == {2: "rack-0-host-3"}
     assert not decided.evictions
 

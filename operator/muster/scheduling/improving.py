@@ -67,10 +67,11 @@ def improve(round_: Round, heads: Heads, owners: Owners, verdicts: Sequence[Verd
 def _anybody_may_change(round_: Round) -> bool:
     """Whether any running job has spares, or could be moved or resized."""
     policy, jobs = round_.policy, round_.snapshot.jobs
-    if not (policy.promotion or policy.elastic) or not jobs.holding.any():
+    if not jobs.holding.any():
         return False
-    plain = jobs.terms.shapes.count(PLAIN) == len(jobs.uids)
-    return not plain or any(jobs.terms.alternatives) or _anybody_may_grow(round_.snapshot)
+    if jobs.terms.shapes.count(PLAIN) < len(jobs.uids) or (policy.promotion and any(jobs.terms.alternatives)):
+        return True
+    return policy.elastic and _anybody_may_grow(round_.snapshot)
 
 
 def _anybody_may_grow(snapshot: Snapshot) -> bool:
