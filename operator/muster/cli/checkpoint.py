@@ -301,6 +301,9 @@ def prune(
                 claim_epoch(store, who("prune"))
                 inventory = take(store)
             elif job_gone:
+                if inventory.committed and output is Output.TABLE:
+                    saved = tables.moment(max(each.created_at for each in inventory.committed))
+                    note(f"its last save was at {saved}: with --yes a job that still trains there starts again from it")
                 inventory = claimed_anew(inventory)
             planned = plan(inventory, rules, time.time(), -math.inf if job_gone else ORPHAN_SECONDS)
             outcome = carry_out(store, planned, time.time) if yes else None

@@ -292,6 +292,17 @@ def _catalogue(path: Path | None, region: str, list_prices: bool) -> Catalogue:
     return found
 
 
+# fmt: off
+CHART: Final = frozenset({
+    "affinity", "api", "badNodes", "commonLabels", "cost", "crds", "defaultQueue", "extraEnv", "fullnameOverride",
+    "gangPriorityClass", "history", "image", "imagePullSecrets", "log", "metrics", "monitoring", "moves",
+    "nameOverride", "networkPolicy", "nodeHoursBetweenFailures", "nodeSelector", "podAnnotations",
+    "podDisruptionBudget", "podLabels", "prices", "priorityClassName", "provisioning", "rbac", "replicas",
+    "resources", "runtime", "serviceAccount", "tokenKey", "tolerations", "topology",
+})
+"""What the chart's values have, by which they are known where they name no price."""
+# fmt: on
+
 _COST: Final = ("currency", "region", "listPrices", "catalogue")
 """What the chart's `cost` has."""
 
@@ -317,7 +328,7 @@ def _read(path: Path) -> _Given:
         raw = yaml.load(text, Loader=yaml.BaseLoader)
     except yaml.YAMLError:
         raw = None
-    if not isinstance(raw, dict) or not {"prices", "cost"} & set(raw):
+    if not isinstance(raw, dict) or not CHART & set(raw):
         return _Given({}, parse(text, str(path)))
     flat, cost = raw.get("prices") or {}, raw.get("cost") or {}
     if not isinstance(flat, dict):

@@ -103,7 +103,7 @@ def parse(text: str, name: str) -> PriceFile:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark is not None else ""
         return PriceFile(problems=(f"{name}:{where} is no YAML: {getattr(error, 'problem', error)}; mend it there",))
-    return read({} if raw in (None, "") else raw, name)
+    return read({} if raw in (None, "", "null") else raw, name)  # `helm get values -o yaml` of none: null
 
 
 def read(raw: Any, name: str) -> PriceFile:

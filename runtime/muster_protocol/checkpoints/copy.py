@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import defaultdict
+from contextlib import suppress
 from typing import Final
 
 from muster_protocol import manifest as manifests
 from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.commit import TOOL, Claim, claim_epoch, claimant, commit
+from muster_protocol.checkpoints.inventory import runs_below
 from muster_protocol.checkpoints.store import ShardWriter, Store, StreamingStore, whole_or_nothing
 from muster_protocol.checkpoints.tensors import PIECE, Chunk, checked, read, tensors_of
-from muster_protocol.errors import CorruptCheckpointError, StateError
+from muster_protocol.errors import CorruptCheckpointError, StateError, StorageRefusedError
 from muster_protocol.manifest import MANIFEST_NAME, Latest, ShardFile, step_prefix
 
 OWNER: Final = f"{TOOL}cp"
@@ -56,14 +58,19 @@ def copy(source: Store, found: Found, target: StreamingStore) -> int:
     return sum(file.size for file in files)
 
 
-def claim_empty(target: Store, owner: str) -> Claim:
-    """Claims a prefix where no run is but what this very tool has left unfinished. StateError when there is one."""
+def claim_empty(target: StreamingStore, owner: str) -> Claim:
+    """Claims a prefix where no run is but what this very tool has left unfinished. StateError when there is one, or
+    others lie below it: who would delete this one would delete them."""
 
     def refuse(before: Latest) -> None:
         if before.manifest or before.owner != owner:
             what = f"a checkpoint of step {before.step}" if before.manifest else f"been claimed by {claimant(before)}"
             raise StateError(f"{target.uri} has {what} already; choose another prefix, or delete what is there first")
 
+    with suppress(StorageRefusedError):  # the right to list is not needed for anything else here
+        if below := runs_below(target)[0]:
+            others = f", and {len(below) - 1} more" if len(below) > 1 else ""
+            raise StateError(f"{target.uri} has runs below it, such as {below[0]}{others}; name a prefix of its own")
     return claim_epoch(target, owner, refuse=refuse)
 
 

@@ -20,7 +20,7 @@ from muster_protocol.checkpoints.commit import TOOL, commit
 from muster_protocol.checkpoints.copy import claim_empty
 from muster_protocol.checkpoints.cuts import cut
 from muster_protocol.checkpoints.export import DTYPES, INDEX, WHOLE, tree_of
-from muster_protocol.checkpoints.store import Store
+from muster_protocol.checkpoints.store import Store, StreamingStore
 from muster_protocol.checkpoints.tensors import ITEM_BYTES
 from muster_protocol.errors import CorruptCheckpointError, StateError, StorageError
 from muster_protocol.manifest import (
@@ -159,7 +159,7 @@ def _read(store: Store, name: str, at: int, length: int) -> bytearray:
         raise CorruptCheckpointError(str(error)) from error
 
 
-def import_model(source: Store, target: Store, name: str = "model") -> int:
+def import_model(source: Store, target: StreamingStore, name: str = "model") -> int:
     """Commits the model as the tracked object `name` at step 0 of a new run. Its bytes.
 
     StateError when the target has a run already. An import that was cut is begun anew by the next.

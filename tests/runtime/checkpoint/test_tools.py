@@ -89,6 +89,7 @@ def test_what_a_deleted_job_left_uncommitted_goes_at_once_and_nothing_late_count
     assert json.loads(muster("prune", uri, "-o", "json"))["remove"] == [], "its gang may yet commit them"
     planned = json.loads(muster("prune", uri, "--job-gone", "-o", "json"))
     assert [each["step"] for each in planned["remove"]] == [7, 8]
+    assert "a job that still trains there starts again from it" in muster("prune", uri, "--job-gone")
     assert (made.store.get("LATEST"), made.store.objects("")) == (latest, before), "only told"
     done = json.loads(muster("prune", uri, "--job-gone", "--yes", "-o", "json"))
     assert done["remove"] == planned["remove"]
@@ -181,7 +182,7 @@ def test_where_no_more_threads_can_be_started_the_tools_do_without(
 
 
 def test_prune_claims_nothing_where_no_run_is(tmp_path: Path) -> None:
-    muster("prune", f"file://{tmp_path}", "--job-gone", "--yes")
+    muster("prune", f"file://{tmp_path}", "--job-gone", "--yes", code=2)
     assert not list(tmp_path.iterdir())
 
 
@@ -217,6 +218,8 @@ def test_the_list_tells_what_keeps_each(made: MadeRun, uri: str) -> None:
 def test_the_list_of_a_place_above_runs_names_them(made: MadeRun, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     muster("cp", uri, f"{uri}/team/tuned")
     muster("cp", uri, f"{uri}/team/more/first")
+    told = muster("cp", uri, f"{uri}/team", code=2)
+    assert f"{uri}/team has runs below it, such as more/first, and 1 more; name a prefix of its own" in told
     made.store.put("team/tuned/inner/LATEST", b"lies in a run: nobody looks there")
     made.store.put("team/data/shard/0", b"no run")
     assert muster("ls", f"{uri}/team").splitlines() == [
@@ -740,7 +743,7 @@ def test_a_run_below_whose_name_is_like_a_steps_is_none_of_this_one(made: MadeRu
     muster("cp", f"{uri}@3", f"{uri}/step-5/1-0")
     muster("cp", f"{uri}@3", f"{uri}/above/step-5/1-0")
     assert "never committed" not in muster("ls", uri, "--all")
-    assert "is committed" in muster("cp", uri, f"{uri}/above"), "nothing lies there but below"
+    assert "has runs below it, such as step-5/1-0" in muster("cp", uri, f"{uri}/above", code=2)
     muster("prune", uri, "--last", "1", "--job-gone", "--yes")
     for below in ("step-5/1-0", "above/step-5/1-0"):
         muster("verify", f"{uri}/{below}")

@@ -13,10 +13,12 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner, Result
 
 from muster.api.terms import Usage
 from muster.cli.app import app
+from muster.cli.cost import CHART
 from muster.controllers.terms import spend
 from muster.sizing.price_file import list_prices
 from muster.sizing.prices import catalogue
@@ -36,7 +38,8 @@ from muster_protocol.uris import CheckpointUri
 
 pytestmark = pytest.mark.unit
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "cost"
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLE = ROOT / "examples" / "cost"
 
 
 def run(*arguments: str, columns: int = 200, **variables: str) -> Result:
@@ -445,6 +448,16 @@ def test_prices_check_tells_what_is_wrong_in_a_file_and_in_values(tmp_path: Path
     file.write_text("{}")
     found = run("prices", "check", str(file))
     assert (found.exit_code, "names no price" in found.stderr) == (1, True)
+
+
+def test_the_charts_values_are_known_without_any_price(tmp_path: Path) -> None:
+    assert set(yaml.safe_load((ROOT / "charts/muster/values.yaml").read_text())) == CHART
+    file = tmp_path / "values.yaml"
+    for values in ("replicas: 1\nhistory: {database: sqlite}\n", "null\n"):
+        file.write_text(values)
+        assert run("prices", "list", "--prices", str(file)).stdout == run("prices", "list").stdout
+    file.write_text("gpu: [{gpu: A100, capacity: spot, hourly: 1}]\n")
+    assert "'gpu' is no part of a price file" in run("prices", "check", str(file)).stderr
 
 
 @pytest.mark.parametrize(
