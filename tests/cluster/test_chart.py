@@ -534,7 +534,12 @@ def test_install_upgrade_and_uninstall(control_plane: ControlPlane, tmp_path: Pa
         assert plane.get("trainingqueue", "default")["spec"] == DEFAULT_QUEUE
         assert plane.get("secret", "muster-token-key", "-n", NAMESPACE)["data"]["token-key"] == key
         assert plane.get("topology", "default")["spec"]["levels"][0]["name"] == "zone"
+        plane.helm("upgrade", "muster", str(CHART), "-n", NAMESPACE, "--set", "defaultQueue.create=false")
+        assert plane.get("trainingqueue", "default")["spec"] == DEFAULT_QUEUE, "jobs may be in it"
         plane.helm("uninstall", "muster", "-n", NAMESPACE)
+        plane.helm("install", "muster", str(CHART), "-n", NAMESPACE, "--set", "defaultQueue.create=true")
+        plane.helm("uninstall", "muster", "-n", NAMESPACE)
+        assert plane.get("trainingqueue", "default")["spec"] == DEFAULT_QUEUE
 
         plane.kubectl("delete", "crd", "topologies.muster.dev", "trainingqueues.muster.dev")
         plane.helm("install", "muster", str(CHART), "-n", NAMESPACE, "--set", "defaultQueue.create=true")

@@ -86,7 +86,8 @@ def _log(settings: Settings) -> None:
     text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     handler.setFormatter(_JsonLines() if settings.log_format == "json" else text)
     logging.basicConfig(level=settings.log_level, handlers=[handler], force=True)
-    logging.getLogger("kopf").setLevel(logging.WARNING)
+    for talkative in ("kopf", "alembic"):
+        logging.getLogger(talkative).setLevel(logging.WARNING)
     logging.getLogger("kopf._core.reactor").setLevel(logging.CRITICAL)  # what it raises is told by whoever runs it
 
 

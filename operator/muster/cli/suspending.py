@@ -13,6 +13,7 @@ from muster.cli.scene import NotThere, connected, for_editors, look
 from muster.cluster.client import Api
 from muster.cluster.status import nothing_saved, reason_of
 from muster.telling.scene import Scene
+from muster.telling.wording import UNSAVED
 
 _MANAGER: Final = "muster-cli"
 """A person's word, not the operator's."""
@@ -33,6 +34,8 @@ async def suspend(
         await _set(api, scene, suspended=True)
         if status.placement is None:
             write(f"{name} waits no more; {again}\n")
+        elif job.spec.checkpoint is None:
+            write(f"{name} stops; {UNSAVED}; {again}\n")
         elif missed := nothing_saved(status, job.spec.checkpoint):
             write(f"{name} stops; {missed}; {again}\n")
         else:

@@ -154,7 +154,9 @@ OWED: Final = _gauge(
     "queue",
 )
 NOMINAL: Final = _gauge(
-    "muster_queue_nominal_gpus", "Quota of the queue and those below it. Absent where none is named.", *QUEUE_FLAVOUR
+    "muster_queue_nominal_gpus",
+    "Quota of the queue and those below it. Absent where none is named, or it is 0 and nothing is held.",
+    *QUEUE_FLAVOUR,
 )
 USED: Final = _gauge("muster_queue_used_gpus", "GPUs that jobs of the queue and those below it hold.", *QUEUE_FLAVOUR)
 BORROWED: Final = _gauge("muster_queue_borrowed_gpus", "What of that is above their nominal.", *QUEUE_FLAVOUR)

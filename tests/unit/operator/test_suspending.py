@@ -23,13 +23,13 @@ PLACED = {"generation": 1, "workers": 1, "nodes": [{"node": "a", "indexes": "0"}
 class Server:
     """A job, and what is written of it."""
 
-    def __init__(self, *, suspended: bool = False, refuses: int = 0, **status: Any) -> None:
+    def __init__(self, *, suspended: bool = False, refuses: int = 0, saves: bool = True, **status: Any) -> None:
         spec = {
             "image": "i",
             "command": ["c"],
             "workers": {"replicas": 1},
             "suspend": suspended,
-            "checkpoint": {"uri": "s3://models/train"},
+            **({"checkpoint": {"uri": "s3://models/train"}} if saves else {}),
         }
         meta = {"name": "train", "namespace": "research", "uid": "u"}
         self.job = TrainingJob.from_raw({"metadata": meta, "spec": spec, "status": status})
@@ -79,6 +79,14 @@ async def test_a_job_is_suspended(monkeypatch: pytest.MonkeyPatch, status: dict[
     assert said_.startswith(told)
     assert "`muster resume train -n research` queues it again" in said_
     assert server.written == [True]
+
+
+async def test_one_that_saves_no_checkpoints_is_suspended_with_a_word_of_what_that_costs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = Server(saves=False, phase="Running", placement=PLACED)
+    said_ = await said(monkeypatch, "suspend", server)
+    assert said_.startswith("train stops; it names no checkpoint.uri: what stops it loses all of its work; ")
 
 
 async def test_a_suspended_one_is_resumed_and_stays_as_it_is_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
