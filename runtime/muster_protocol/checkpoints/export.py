@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.store import Store, StreamingStore, whole_or_nothing
 from muster_protocol.checkpoints.tensors import Tensor, content, tensors_of
-from muster_protocol.errors import CorruptCheckpointError, StateError
+from muster_protocol.errors import CorruptCheckpointError, StateError, StorageRefusedError
 
 SHARD_BYTES: Final = 5_000_000_000
 """Tensors' bytes in one file at most, as transformers has it; a larger tensor gets a file of its own."""
@@ -130,6 +131,7 @@ def export(
 
     What is not written anew of the files `old` goes in the end: loaders take `model.safetensors` before any index.
     """
+    _free_cut(target)
     groups = list(_groups(tensors, shard_bytes))
     names = [WHOLE]
     if len(groups) > 1:
@@ -148,6 +150,12 @@ def export(
         target.put(INDEX, (json.dumps(index, indent=2) + "\n").encode())
     target.delete(sorted(set(old) - set(names)))
     return names
+
+
+def _free_cut(target: StreamingStore) -> None:
+    """Gives up what an export that was killed has left half written: nobody sees that, and it is paid for."""
+    with suppress(StorageRefusedError):  # S3 has a permission of its own to look for it, and some servers don't
+        target.forget([each for each in target.unfinished("model") if _WEIGHTS.fullmatch(each.key)])
 
 
 def header(tensors: Mapping[str, Tensor]) -> bytes:

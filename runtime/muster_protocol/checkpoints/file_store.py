@@ -87,14 +87,16 @@ class FileStore:
         _, folders, names = next(_walk(self._root / prefix), ("", [], []))
         return Level(sorted(prefix + name for name in names), sorted(f"{prefix}{name}/" for name in folders))
 
-    def unfinished(self) -> list[Unfinished]:
-        return [
+    def unfinished(self, prefix: str = "") -> list[Unfinished]:
+        folder, _, start = prefix.rpartition("/")
+        found = [
             Unfinished(
                 f"{key.rpartition('/')[0]}/{_written_as(name)}".lstrip("/"), key, status.st_mtime, status.st_size
             )
-            for key, name, status in self._files(self._root, whole=False)  # what it can't list has none of ours
+            for key, name, status in self._files(self._root / folder, start, whole=False)  # what it can't list has none
             if name.startswith(_HIDDEN) and not name.endswith(_LOCK)
         ]
+        return [each for each in found if each.key.startswith(prefix)]
 
     def forget(self, unfinished: list[Unfinished]) -> None:
         self.delete([each.upload for each in unfinished])

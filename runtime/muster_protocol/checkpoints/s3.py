@@ -118,9 +118,10 @@ class S3Store:
         folders = [item["Prefix"][skip:] for page in found for item in page.get("CommonPrefixes", ())]
         return Level(keys, folders, not found[-1].get("IsTruncated"))
 
-    def unfinished(self) -> list[Unfinished]:
-        with self.explained(""):
-            return [Unfinished(*found) for found in unfinished_uploads(self.client, self._bucket, self._prefix)]
+    def unfinished(self, prefix: str = "") -> list[Unfinished]:
+        with self.explained(prefix):
+            found = unfinished_uploads(self.client, self._bucket, self._prefix, prefix)
+        return [Unfinished(*each) for each in found]
 
     def forget(self, unfinished: list[Unfinished]) -> None:
         for each in unfinished:
@@ -240,16 +241,16 @@ def received(client: Any, read: Callable[[dict[str, Any]], T], **asked: str) -> 
         raise
 
 
-def unfinished_uploads(client: Any, bucket: str, prefix: str) -> list[tuple[str, str, float]]:
+def unfinished_uploads(client: Any, bucket: str, prefix: str, begin: str = "") -> list[tuple[str, str, float]]:
     """(key below the prefix, upload, seconds since the epoch) of each multipart upload that is neither ended nor
-    aborted."""
+    aborted, and whose key begins so there."""
     below = f"{prefix}/" if prefix else ""
-    pages = client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=below)
+    pages = client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=below + begin)
     found = [upload for page in pages for upload in page.get("Uploads", ())]
     return [
         (upload["Key"][len(below) :], upload["UploadId"], upload["Initiated"].timestamp())
         for upload in found
-        if upload["Key"].startswith(below)
+        if upload["Key"].startswith(below + begin)
     ]
 
 

@@ -118,5 +118,8 @@ class StreamingStore(Store, Protocol):
     def level(self, prefix: str) -> Level:
         """What lies right below `prefix`, which is empty or ends in a slash; no more than some thousands of it."""
 
+    def unfinished(self, prefix: str = "") -> list[Unfinished]:
+        """As `Store` has it, of keys that begin so."""
+
     def writer(self, key: str) -> ShardWriter:
         """Starts a large object."""

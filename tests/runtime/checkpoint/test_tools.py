@@ -667,6 +667,23 @@ def test_an_export_replaces_another_only_when_told_and_leaves_nothing_of_it(made
     there.close()
 
 
+def test_what_a_killed_export_has_left_goes_with_the_next(
+    made: MadeRun, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, killed = (open_store(parse_uri(f"{uri}-exported"), None) for _ in range(2))
+    with monkeypatch.context() as small:
+        small.setattr(s3, "PART_BYTES", 100)
+        for key in ("model.safetensors", "model-00001-of-00002.safetensors", "model.bin", "models/model.safetensors"):
+            killed.writer(key).write(memoryview(bytes(200)))  # and neither closed nor aborted
+    killed.close()
+    assert len(there.unfinished()) == 4
+    assert [each.key for each in there.unfinished("models/")] == ["models/model.safetensors"]
+    muster("export", f"{uri}@3", f"{uri}-exported")
+    assert {each.key for each in there.unfinished()} == {"model.bin", "models/model.safetensors"}
+    assert [item.key for item in there.objects("")] == ["model.safetensors"]
+    there.close()
+
+
 def test_an_export_to_where_no_file_can_be_made_says_so(tmp_path: Path) -> None:
     run = MadeRun(open_store(parse_uri(f"file://{tmp_path}/run"), None))
     run.start()
