@@ -29,6 +29,7 @@ from muster_runtime.session.asked import Asked, asked, changes
 from muster_runtime.session.boundary import Agreement, Square, Votes, agree
 from muster_runtime.session.gradients import Gradients
 from muster_runtime.session.guard import Guard, Unsound
+from muster_runtime.session.leftover import LeftOver
 from muster_runtime.session.norms import Norms
 from muster_runtime.session.numerics import Action
 from muster_runtime.session.persistence import Restored, RunState
@@ -82,6 +83,7 @@ class Run:
         self._step_open = False
         self._updated: set[int] = set()
         """The ids of the tracked optimizers that have stepped in this step, or since the last."""
+        self._left_over = LeftOver()
         self._steps_seen: float = math.inf  # since one in which not every tracked optimizer's update was seen
         self._replayed: set[int] = set()
         """Ids of tracked optimizers with an update in a CUDA graph: from then on it may come in any step, unseen."""
@@ -259,6 +261,7 @@ class Run:
     def _judge_step(self) -> None:
         """Whether each optimizer's update in this step was seen, on which a save may count that copies beside it."""
         seen = self._updated >= self._optimizers().keys()
+        self._left_over.wanted |= not self._updated
         self._steps_seen = self._steps_seen + 1 if seen else 0
         self.saves.step_over(seen=seen)
 
@@ -294,6 +297,7 @@ class Run:
             self._replayed.add(id(optimizer))
         elif name is not None:
             self._updated.add(id(optimizer))
+            self._left_over.uses(optimizer)
         if not self._step_open:  # it takes the gradients that were left at an epoch's end
             return
         if name is None:
@@ -332,7 +336,7 @@ class Run:
         optimizers = [optimizer for optimizer in optimizers if id(optimizer) not in self._replayed]
         if self._updated or not optimizers:
             return True
-        return not any(p.grad is not None for o in optimizers for group in o.param_groups for p in group["params"])
+        return all(self._left_over.is_all(optimizer) for optimizer in optimizers)
 
     def _agree(self, *, save: bool, stop: bool, ends: bool, soon: bool, counts: bool = True) -> bool:
         """Whether to save now. Leaves the process when the gang stops. `counts`: one more step is done."""

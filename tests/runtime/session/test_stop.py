@@ -276,11 +276,30 @@ for step, (x,) in session.steps(12, loader):
 """
 
 
-def test_no_save_falls_into_gradient_accumulation(tmp_path: Path) -> None:
-    more = {"MUSTER_CHECKPOINT_EVERY_STEPS": "4", **BLOCKING}
-    run_gang(script(tmp_path, ACCUMULATE), tmp_path, 2, environment(tmp_path, **more)).check()
-    steps = {item.key.split("/")[0] for item in open_store(f"file://{tmp_path}/run").objects("step-")}
-    assert steps == {"step-00000006", "step-00000009", "step-00000012"}
+NEVER_ZEROED = ACCUMULATE.replace("; optimizer.zero_grad()", "")
+SELDOM = """
+for step, (x,) in session.steps(12, loader):
+    if step % 3 == 0:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    ("loop", "saved"),
+    [
+        pytest.param(ACCUMULATE, {6, 9, 12}, id="accumulated"),
+        pytest.param(NEVER_ZEROED, {6, 9, 12}, id="accumulated-on-top-of-what-was-used"),
+        pytest.param(SELDOM, {4, 8, 12}, id="used-and-left-over"),
+    ],
+)
+def test_no_save_falls_into_gradient_accumulation(loop: str, saved: set[int], strategy: str, tmp_path: Path) -> None:
+    more = {"MUSTER_CHECKPOINT_EVERY_STEPS": "4", "MUSTER_STRATEGY": strategy, **BLOCKING}
+    run_gang(script(tmp_path, loop), tmp_path, 2, environment(tmp_path, **more)).check()
+    keys = [item.key for item in open_store(f"file://{tmp_path}/run").objects("step-")]
+    assert {int(key.split("/")[0].removeprefix("step-")) for key in keys} == saved
 
 
 FORKS = """
