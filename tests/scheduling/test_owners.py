@@ -71,6 +71,19 @@ def test_an_owner_that_is_served_after_its_place_in_the_order_is_promised_room_o
     )
 
 
+@pytest.mark.parametrize("asks_before", [True, False], ids=["a borrower asks before it is a head", "nobody does"])
+def test_an_owner_behind_a_head_of_its_queue_has_its_turn_before_a_borrower(asks_before: bool) -> None:
+    queues = (Queue("owner", gpus=99, cohort=0), Queue("borrower", gpus=0, cohort=0), Queue("other"))
+    world = Operating({name: Node(name) for name in ("a", "full")}, {queue.name: queue for queue in queues})
+    world.submit(Live(Job("stays", queue="other", priority=9), on=("full",)))
+    if asks_before:
+        world.submit(Live(Job("asks", queue="borrower", priority=3, only_on=("full",))))
+    world.submit(Live(Job("head", workers=2, queue="owner", priority=2)))
+    world.submit(Live(Job("borrows", queue="borrower", priority=1)))
+    world.submit(Live(Job("owns", queue="owner")))
+    assert started(world) == ["owns"]
+
+
 def test_priority_decides_among_owners_and_among_borrowers() -> None:
     world = cluster()
     for queue in ("owner", "borrower"):

@@ -94,6 +94,7 @@ def _left_alone(world: Snapshot, made: Decided, asked: Asked) -> set[str]:
         pytest.param(935, id="spares of one ahead do not make who cannot delay it yield"),
         pytest.param(470, id="of gangs without GPUs each worker counts, won and lost"),
         pytest.param(1_208, id="what is reserved for one that cannot be stopped counts once"),
+        pytest.param(155_689, id="those behind a head that an owner has become go before borrowers"),
     ],
 )
 def test_what_they_once_differed_in(seed: int) -> None:

@@ -157,6 +157,7 @@ class Deciding:
             return self._cleared(verdict)
         gang = round_.kinds.gang(kind, verdict.choice, it.sizes[-1])
         round_.reserve_quota(verdict.job, verdict.choice, round_.kinds.need(kind, verdict.choice, gang.size))
+        self.starting.owners.became_head(verdict.job)
         self.order.charged(verdict.job, gang.total, flavour)
         self.heads.reserve(verdict.job, gang, flavour, yielding)
         return verdict

@@ -45,6 +45,7 @@ class Owners:
         self._lines: dict[tuple[int, int], list[tuple[int, Need]]] = {}
         self._at: dict[tuple[int, int], int] = {}
         self._open: dict[tuple[int, int], list[int]] = {}
+        self._ended: dict[int, tuple[tuple[int, int], int]] = {}  # by the row that ended a line: it, and where
 
     def may_come(self, queue: int, flavour: int) -> bool:
         """Whether somebody in another queue of its tree may still have a turn; quick, so that it can be asked first."""
@@ -77,12 +78,25 @@ class Owners:
     def turned_down(self, row: int, flavour: int, *, room: bool) -> None:
         """An owner that had its turn before a borrower waits on: for room, or else for quota."""
         line = (self._round.queue_of[row], flavour)
-        self._at[line] = len(self._line(line)) if room or self._old[row] else self._at[line] + 1
+        if room or self._old[row]:
+            self._ended[row] = line, self._at[line]
+            self._at[line] = len(self._line(line))
+        else:
+            self._at[line] += 1
+
+    def became_head(self, row: int) -> None:
+        """Its room is kept, and its quota is charged: a line that ended at it goes on, as if it had been a head before
+        any borrower had its turn."""
+        if row in self._ended:
+            line, at = self._ended.pop(row)
+            self._at[line] = at
+            self._open.pop((self._round.used.circle(line[0]), line[1]), None)
 
     def look_again(self) -> None:
         """Quota came back: who was turned down may have it now."""
         self._at.clear()
         self._open.clear()
+        self._ended.clear()
 
     def _first_in_line(self, queue: int, flavour: int) -> int | None:
         """Of the jobs of a queue that want the flavour, the first, if it is an owner."""
