@@ -247,7 +247,7 @@ class Planned:
             shapes=(PLAIN,) * count if shapes is None else tuple(map(shapes.__getitem__, rows.tolist())),
             alternatives=((),) * count if others is None else tuple(map(others.__getitem__, rows.tolist())),
             opens=opens,
-            limit=np.minimum(limit, longest),
+            limit=np.minimum(limit + self._longer_with_fewest(rows, left, holding), longest),
             estimate=limit,
             length=left + np.where(ran_before, restart, 0.0),
             deadlines=alike.never[:count] if deadline is None else deadline[rows],
@@ -255,6 +255,17 @@ class Planned:
             closes=closes,
             reopens=reopens,
         )
+
+    def _longer_with_fewest(self, rows: Int, left: Seconds, holding: int) -> Seconds | float:
+        """Seconds by which a run takes longer that starts with the fewest workers, and not with as many as it asks for:
+        what is enforced is its work. Of those with nodes it is known with how many they run."""
+        work = self._workload
+        if work.sizes is None:
+            return 0.0
+        fewest = np.where(work.sizes.partial[rows], work.sizes.least[rows], work.workers[rows])
+        longer: Seconds = np.where(np.isfinite(left), left, 0.0) * (work.workers[rows] / fewest - 1)
+        longer[:holding] = 0.0
+        return longer
 
     def _open(self, world: World, rows: Int, holding: int, now: float) -> tuple[Seconds, Seconds, Seconds, Seconds]:
         """As `Terms.opens`, `closes` and `reopens`, and what a run takes at most by its window, in seconds."""

@@ -126,3 +126,14 @@ def test_a_third_job_gets_the_nodes_that_a_promotion_leaves() -> None:
     work = mixed({"capacity": "spot", "gpus": 8, "duration": HOUR}, SPOT_FIRST, late, fallbackAfter=0)
     promoted, stays = (run(work, f"muster-no-preemption{part}") for part in ("", "-no-promotion"))
     assert promoted.world.queued[2] < 100 < stays.world.queued[2]
+
+
+def test_one_that_is_not_stopped_is_let_in_by_how_long_it_takes_with_its_fewest_workers() -> None:
+    jobs = [
+        {"submit": 0, "gpus": 8, "duration": 1000, "limit": 1000, "preemptible": 0},
+        {"submit": 10, "gpus": 16, "duration": 100, "priority": 1},
+        {"submit": 20, "gpus": 16, "min": 8, "step": 8, "duration": 800, "limit": 900, "preemptible": 0},
+    ]
+    queues = [{"name": "research", "gpus": 1000}]
+    outcome = run(workload(*jobs, queues=queues, costs=COSTS))
+    assert outcome.world.first_start.tolist() == [0.0, 1000.0, 1100.0]
