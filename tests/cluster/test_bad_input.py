@@ -277,6 +277,7 @@ QUEUES: dict[str, tuple[Object, str]] = {
     "no resources": (queue_with(resources=[]), "resources in body should have at least 1 items"),
     "unknown capacity": (queue_with(capacity="cheap"), 'supported values: "on-demand", "reserved", "spot"'),
     "spot without GPUs": (queue_with(gpuType="", capacity="spot"), "gangs without GPUs have one quota for all nodes"),
+    "quota beyond numbers": (queue_with(resources=[{"name": "cpu", "nominal": "1.0e+99"}]), "write a quantity such as"),
     "negative quota": (queue_with(resources=[{"name": "cpu", "nominal": -1}]), "write a quantity such as"),
     "resource without its domain": (queue_with(resources=[{"name": "gpu", "nominal": 8}]), "such as nvidia.com/gpu"),
     "no nominal": (queue_with(resources=[{"name": "cpu"}]), "nominal: Required value"),

@@ -19,7 +19,8 @@ VERSION: Final = "v1alpha1"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
 
 LABEL_PATTERN: Final = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
-QUANTITY_PATTERN: Final = r"^\+?([0-9]+|[0-9]+\.[0-9]*|\.[0-9]+)([KMGTPE]i|[munkMGTPE]|[eE][-+]?[0-9]+)?$"
+QUANTITY_PATTERN: Final = r"^\+?([0-9]+|[0-9]+\.[0-9]*|\.[0-9]+)([KMGTPE]i|[munkMGTPE]|[eE][-+]?0*([12]?[0-9]|30))?$"
+"""Of no more than what `quantities.parse` reads."""
 
 
 class Model(BaseModel):
