@@ -332,16 +332,19 @@ class Heads:
 
     def has_lost_room(self, head: Head) -> bool:
         """Whether what is reserved for a head was promised since to a job that others make room for there."""
-        if head.reservation.taken is None:
-            return False
         round_ = self._round
-        row = {uid: job for job, uid in enumerate(round_.snapshot.jobs.uids)}
-        for each in round_.promises[head.promises :]:
+        made = [each for each in round_.promises[head.promises :] if not each.yields]
+        if head.reservation.taken is None or not made:
+            return False
+        jobs, row = round_.snapshot.jobs, {uid: job for job, uid in enumerate(round_.snapshot.jobs.uids)}
+        for each in made:
             job = row[each.uid]
-            if each.yields or not round_.snapshot.jobs.pending[job]:
-                continue
-            asked = {resource for resource, amount in enumerate(round_.snapshot.jobs.requests[job].tolist()) if amount}
-            if asked & self._asked(head.gang.worker) and head.reservation.taken[round_.tree.place_of[each.nodes]].any():
+            asked = {resource for resource, amount in enumerate(jobs.requests[job].tolist()) if amount}
+            if (
+                jobs.pending[job]
+                and asked & self._asked(head.gang.worker)
+                and head.reservation.taken[round_.tree.place_of[each.nodes]].any()
+            ):
                 return True
         return False
 
