@@ -14,6 +14,7 @@ from muster.cli.checkpoint_tables import amount
 from muster.cli.printing import As, Output, fail, note, plain_table, print_json, print_table
 from muster.cli.stored_history import HISTORY_URL, history
 from muster_protocol.checkpoints.inventory import take
+from muster_protocol.counts import counted
 from muster_protocol.errors import MusterError
 from muster_protocol.spelling import there_are
 from muster_protocol.uris import parse_uri
@@ -78,7 +79,8 @@ def reconcile(
             cells = [(fresh.uri, amount(fresh.bytes), amount(was.bytes)) for was, fresh in changed]
             print_table(Console(markup=False, highlight=False), plain_table(("URI", "TAKES", "TOOK"), cells))
         unseen = f", {len(failed)} could not be looked at" if failed else ""
-        typer.echo(f"{looked} looked at, {len(changed)} changed{unseen}{', nothing written' if dry_run else ''}")
+        unwritten = ", nothing written" if dry_run else ""
+        typer.echo(f"{counted(looked, 'uri')} looked at, {len(changed)} changed{unseen}{unwritten}")
     raise typer.Exit(1 if failed else 0)
 
 

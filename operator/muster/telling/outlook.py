@@ -34,9 +34,9 @@ def follows(scene: Scene) -> str:
         return f"nothing, until an operator leads again{ranks}"
     if status.phase in FINAL:
         if spec.ttl is None or status.finished_at is None:
-            return (
-                f"nothing: the job has ended; {'its checkpoints and ' if status.checkpoint else ''}its ended pods stay"
-            )
+            left_over = {"its checkpoints": status.checkpoint is not None, "its ended pods": bool(scene.pods)}
+            stay = " and ".join(what for what, there in left_over.items() if there)
+            return f"nothing: the job has ended{f'; {stay} stay' if stay else ''}"
         left = max(0.0, spec.ttl - (scene.now - status.finished_at).total_seconds())
         stays = "; its checkpoints stay" if status.checkpoint else ""
         return f"the job is deleted in {format_duration(left)} (ttlAfterFinished){stays}"

@@ -194,7 +194,7 @@ def test_reconcile_tells_what_is_left_in_the_store(tmp_path: Path) -> None:
     dry = run(*asked, "--dry-run", columns=80)
     lines = [line.split() for line in dry.stdout.splitlines()]
     assert (dry.exit_code, lines[:2]) == (1, [["URI", "TAKES", "TOOK"], [gone, "0", "B", "1.00", "GB"]])
-    assert dry.stdout.endswith("1 looked at, 1 changed, 1 could not be looked at, nothing written\n")
+    assert dry.stdout.endswith("1 uri looked at, 1 changed, 1 could not be looked at, nothing written\n")
     assert odd in dry.stderr
     changed = [{"uri": gone, "job": "a", "bytes": 0, "was": 10**9}]
     told = json.loads(run(*asked, "--dry-run", "-o", "json").stdout)
@@ -356,7 +356,9 @@ def moment_of(month: int, day: int) -> datetime:
 def test_a_database_may_be_named_by_a_variable_and_files_go_before_it(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/history.db"
     tell(parse_url(url), [Storage("gs://elsewhere/run", datetime(2026, 11, 20, tzinfo=timezone.utc), "a", 1)])
-    assert run("cost", "reconcile", "--under", "s3://", MUSTER_HISTORY_URL=url).stdout == "0 looked at, 0 changed\n"
+    assert (
+        run("cost", "reconcile", "--under", "s3://", MUSTER_HISTORY_URL=url).stdout == "0 uris looked at, 0 changed\n"
+    )
     typed = run("cost", "reconcile", "--under", "s3://", "--database", url)
     assert "no uri begins with s3://; there are: gs://elsewhere/run" in typed.stderr
     assert "nobody has written to it yet" in run("cost", "report", MUSTER_HISTORY_URL=url).stderr, "it is that one"

@@ -213,6 +213,9 @@ def test_gpus_that_no_pool_had_are_told_and_never_count_as_idle_below_zero() -> 
     assert found.beyond == {"H100/on-demand": 4 * 3600}
     assert report(found, []).rows[-1].group == (IDLE,)
     assert report(found, []).rows[-1].gpu_hours == Decimal("4.00")
+    assert any("4.00 GPU hours of H100/on-demand more than its pool had" in each for each in notes(report(found, [])))
+    moment = replace(found, beyond={"H100/on-demand": Fraction(15)})
+    assert not any("than its pool had" in each for each in notes(report(moment, [])))
 
 
 def test_a_pool_row_that_was_never_closed_ends_where_the_next_begins() -> None:

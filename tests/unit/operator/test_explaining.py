@@ -22,6 +22,8 @@ from muster.telling.scene import Scene
 from muster.telling.wording import waiting
 from muster_protocol import storage_errors
 
+from .doors import pod
+
 pytestmark = pytest.mark.unit
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
@@ -90,7 +92,7 @@ def test_a_failed_job_tells_who_failed_where_and_when_what_was_tried_and_what_to
         "alike 2 failures in a row, up to this one, were one and the same",
         'File "train.py", line 17',
         "within 1d 2 failures of the script; at most 3 are answered by a restart (restart.limit)",
-        "nothing: the job has ended; its checkpoints and its ended pods stay",
+        "nothing: the job has ended; its checkpoints stay",
         "- read what it wrote: muster logs train -n research --rank 3",
     ):
         assert expected in lines
@@ -940,4 +942,5 @@ def test_what_a_job_does_without_an_operator_is_not_told_as_if_one_led() -> None
     (why,) = (rows for heading, rows in sections(replace(running, unled=unled)) if heading == "Why")
     assert why[0][1].startswith("no operator leads since 2026-01-02 03:01:05 UTC (3m ago)")
     ended = Scene(job(phase="Succeeded", finishedAt="2026-01-02T03:03:05Z"), (), (), NOW, unled=unled)
-    assert follows(ended) == "nothing: the job has ended; its ended pods stay"
+    assert follows(ended) == "nothing: the job has ended"
+    assert follows(replace(ended, pods=(pod(0),))) == "nothing: the job has ended; its ended pods stay"

@@ -165,6 +165,8 @@ def notes(table: Report) -> Iterator[str]:
         give = "Give one with --prices, or the operator one by the chart's cost.catalogue; see docs/cost.md"
         yield f"No price is known for {much}: counted as nothing. {give}"
     for flavour, over in book.beyond.items():
+        if not rounded(over / HOUR, 2):
+            continue  # a moment's difference between two clocks
         yield f"Jobs held {_hours(over)} GPU hours of {flavour} more than its pool had: rows of pools are missing"
     if table.total.estimated:
         yield "Some ends are estimated: the last time that a worker was seen, since its end was not"
