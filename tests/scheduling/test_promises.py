@@ -9,6 +9,8 @@ import pytest
 
 from muster.scheduling.plan import Basis, WaitReason
 from muster.scheduling.planner import plan
+from muster.scheduling.promises import BrokenBy, broken_by
+from muster.scheduling.snapshot import NONE
 
 from .cases import Job, Node, Outcome, Queue, rack, snapshot
 from .operating import Live, Operating
@@ -115,6 +117,23 @@ def test_promise_is_broken_when_the_jobs_window_has_closed() -> None:
     world = replace(world, jobs=replace(world.jobs, terms=terms))
     assert plan(replace(world, now=100.0)).broken == ("head",)
     assert not plan(replace(world, now=200.0)).broken
+
+
+def test_why_a_promise_is_broken() -> None:
+    nodes = [Node("busy"), Node("idle")]
+    world = snapshot(nodes, [HEAD])
+    terms = replace(world.jobs.terms, opens=np.array([world.now + 1]))
+    found = {
+        BrokenBy.CLOSED: snapshot(nodes, [HEAD], (Queue(open=False),)),
+        BrokenBy.WINDOW: replace(world, jobs=replace(world.jobs, terms=terms)),
+        BrokenBy.UNSUITED: replace(world, eligible=np.zeros_like(world.eligible)),
+        BrokenBy.TAKEN: snapshot(nodes, [HEAD], (Queue(gpus=15),)),
+        BrokenBy.NO_QUEUE: replace(world, jobs=replace(world.jobs, queues=np.array([NONE], dtype=np.int32))),
+    }
+    for why, broken in found.items():
+        assert plan(broken).broken == ("head",), why
+        assert broken_by(broken, 0) is why
+    assert set(found) == set(BrokenBy)
 
 
 def closed(*, drain: bool, preemptible: bool) -> Outcome:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import datetime
+from typing import Final
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from muster.controllers.telling import hindered
 from muster.controllers.work import Worker, utc_now
 from muster.scheduling.plan import Admission, Eviction, MoveReason, Plan, Replacement
 from muster.scheduling.plan import Promise as Promised
+from muster.scheduling.promises import BrokenBy, broken_by
 from muster.scheduling.snapshot import NONE, Index, Snapshot
 
 Start = Callable[[Record, Awaitable[None]], None]
@@ -266,24 +268,31 @@ class Decisions:
         draft = Draft(record.job, now)
         draft.set(promise=None)
         record.plannable = False
-        note = _broken(snapshot, record.job.status, promise)
+        note = _broken(snapshot, uid, record.job.status, promise)
         self._start(record, self._worker.carry_out(record, Decision(status=draft.done(), notes=(note,))))
 
 
-def _broken(snapshot: Snapshot, status: TrainingJobStatus, promise: Promise) -> Note:
+_BROKEN_BY: Final = {
+    BrokenBy.NO_QUEUE: "its queue is gone",
+    BrokenBy.WINDOW: "its window has closed",
+    BrokenBy.CLOSED: "its queue takes no jobs now",
+    BrokenBy.UNSUITED: "a node of it suits the job no longer",
+    BrokenBy.TAKEN: "other pods have taken it, or the job's queue may use less than before",
+}
+
+
+def _broken(snapshot: Snapshot, uid: str, status: TrainingJobStatus, promise: Promise) -> Note:
     """What is told of a promise that can't be kept. That a gang which starts again finds its own nodes drained is no
     trouble for it while there are others, so it is no warning."""
     usable = {name for name, usable in zip(snapshot.nodes.names, snapshot.nodes.usable.tolist(), strict=True) if usable}
     away = sorted({item.node for item in promise.nodes} - usable)
+    named = f"{', '.join(away[:3])}{f' and {len(away) - 3} more' if len(away) > 3 else ''}"
+    cannot = f"{named} can take no new pods (gone, cordoned or not ready)"
     if away and reason_of(status, ConditionType.ADMITTED) == Reason.RESTARTING.value:
-        named = f"{', '.join(away[:3])}{f' and {len(away) - 3} more' if len(away) > 3 else ''}"
-        told = f"{named} can take no new pods (gone, cordoned or not ready): the gang is placed anew"
-        return Note(EventReason.RESTARTING, told, logged=True)  # an Event has said that it starts again
-    told = (
-        "the room that was kept for the job can't be had any more: a node is gone, cordoned, does not suit it or was "
-        "taken by other pods, the job's window or its queue has closed, or that queue may use less than before; it "
-        "waits in its old order"
-    )
+        # an Event has said that it starts again
+        return Note(EventReason.RESTARTING, f"{cannot}: the gang is placed anew", logged=True)
+    why = cannot if away else _BROKEN_BY[broken_by(snapshot, snapshot.jobs.uids.index(uid))]
+    told = f"the room that was kept for the job can't be had any more: {why}; it waits in its old order"
     return Note(EventReason.PROMISE_BROKEN, told, warning=True)
 
 

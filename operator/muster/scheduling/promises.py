@@ -22,6 +22,7 @@ goes on: its nodes are those of which room is kept for a job ahead.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 
@@ -237,6 +238,30 @@ def _is_broken(snapshot: Snapshot, job: int, promised: Ledger) -> bool:
     if not (snapshot.nodes.usable[nodes] & suited(snapshot, job, nodes)).all():
         return True
     return promised.shortage(queue, flavour, need) is not None
+
+
+class BrokenBy(Enum):
+    """Why a promise can't be kept, as far as a snapshot alone tells."""
+
+    NO_QUEUE = "no queue"
+    WINDOW = "window"
+    CLOSED = "closed"
+    UNSUITED = "unsuited"
+    """A node that can take pods suits the job no longer."""
+    TAKEN = "taken"
+    """Strangers have its room, or its queue may use less than before."""
+
+
+def broken_by(snapshot: Snapshot, job: int) -> BrokenBy:
+    """Of a RESERVED job whose promise is broken and whose nodes can take pods."""
+    if snapshot.jobs.queues[job] == NONE:
+        return BrokenBy.NO_QUEUE
+    if snapshot.jobs.terms.opens[job] > snapshot.now:
+        return BrokenBy.WINDOW
+    if _is_closed(snapshot, job):
+        return BrokenBy.CLOSED
+    nodes = snapshot.jobs.runs.nodes_of(job)
+    return BrokenBy.TAKEN if suited(snapshot, job, nodes[nodes != NONE]).all() else BrokenBy.UNSUITED
 
 
 def _is_closed(snapshot: Snapshot, job: int) -> bool:

@@ -247,7 +247,7 @@ async def test_a_new_job_that_is_promised_what_is_free_does_not_start_in_a_held_
         await place.until(lambda: (place.status("high").get("queue") or {}).get("reason") == "QueueClosed")
         assert promised
         told = next(note.message for _, note in place.notes if note.reason is EventReason.PROMISE_BROKEN)
-        assert "the job's window or its queue has closed" in told
+        assert "any more: its queue takes no jobs now; it waits in its old order" in told
         assert not place.placed("high")
 
 
