@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 
 from muster_protocol.losses import LossRecord
 from muster_runtime.parallel.gang import Gang
-from muster_runtime.session.persistence import Persistence, RunState
+from muster_runtime.session.attempts import RunState
+from muster_runtime.session.persistence import Persistence
 from muster_runtime.session.progress import Metrics
 from muster_runtime.session.settings import Settings
 from muster_runtime.session.tracking import Tracked

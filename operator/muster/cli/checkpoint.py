@@ -7,7 +7,6 @@ import shlex
 import signal
 import time
 from collections.abc import Iterator
-from datetime import datetime, timezone
 from typing import Annotated, Final
 
 import typer
@@ -26,7 +25,6 @@ from muster.cli.checkpoint_stores import (
     who,
 )
 from muster.cli.printing import As, Output, fail, note, print_json
-from muster.sizing.prices import catalogue
 from muster_protocol.checkpoints.chain import read_manifest
 from muster_protocol.checkpoints.commit import claim_epoch
 from muster_protocol.checkpoints.copy import copy
@@ -57,10 +55,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-LIST_REGION: Final = "aws/us-east-1"
-"""Whose list price a gigabyte is reckoned at where no other is given."""
 _ENDS: Final = (signal.SIGTERM, signal.SIGHUP)
-
 
 Uri = Annotated[str, typer.Argument(metavar="URI", help="s3://BUCKET/PREFIX or file:///FOLDER.")]
 UriAtStep = Annotated[
@@ -261,7 +256,7 @@ def prune(
     price: Annotated[
         float | None,
         typer.Option(
-            help=f"Dollars for a GB and month; else the list price of {LIST_REGION}.", min=0, show_default=False
+            help=f"Dollars for a GB and month; else the list price of {tables.LIST_REGION}.", min=0, show_default=False
         ),
     ] = None,
     job_gone: Annotated[
@@ -307,7 +302,7 @@ def prune(
                 inventory = claimed_anew(inventory)
             planned = plan(inventory, rules, time.time(), -math.inf if job_gone else ORPHAN_SECONDS)
             outcome = carry_out(store, planned, time.time) if yes else None
-        report = tables.pruning(planned, outcome, _list_price() if price is None else price)
+        report = tables.pruning(planned, outcome, tables.list_price() if price is None else price)
         if output is Output.JSON:
             print_json(report)
         else:
@@ -401,10 +396,3 @@ def _warn_of(inventory: Inventory) -> None:
     for trouble in (inventory.unlisted, inventory.unnamed):
         if trouble:
             note(trouble)
-
-
-def _list_price() -> float:
-    """Dollars for a gigabyte and month, as `muster prices list` has it."""
-    found = catalogue(region=LIST_REGION).storage(datetime.now(timezone.utc))
-    assert found is not None, f"the public list prices have no storage in {LIST_REGION}"
-    return float(found.amount)

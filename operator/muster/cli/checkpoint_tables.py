@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from muster.cli.printing import plain_table, print_table
+from muster.sizing.prices import catalogue
 from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.commit import claimant
 from muster_protocol.checkpoints.differences import Difference
@@ -23,6 +24,8 @@ from muster_protocol.counts import counted
 Row = dict[str, Any]
 _UNITS: Final = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 TENSORS_SHOWN: Final = 20
+LIST_REGION: Final = "aws/us-east-1"
+"""Whose list price a gigabyte is reckoned at where no other is given."""
 
 
 def amount(size: float) -> str:
@@ -244,3 +247,10 @@ def _print(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table as wide as it is: what reads it line by line is not to meet half a word."""
     table = plain_table(titles, rows)
     print_table(Console(highlight=False, markup=False), table)
+
+
+def list_price() -> float:
+    """Dollars for a gigabyte and month, as `muster prices list` has it."""
+    found = catalogue(region=LIST_REGION).storage(datetime.now(timezone.utc))
+    assert found is not None, f"the public list prices have no storage in {LIST_REGION}"
+    return float(found.amount)

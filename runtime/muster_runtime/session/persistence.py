@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
 from typing import Any, Final
@@ -17,29 +16,25 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.holds import held
 from muster_protocol.checkpoints.inventory import find_start
 from muster_protocol.checkpoints.store import Store
-from muster_protocol.counts import counted
 from muster_protocol.launcher_status import MemoryTier
 from muster_protocol.losses import LossRecord, decode, encode, metrics_key
 from muster_protocol.storage_errors import LASTING, PASSING, Kind
 from muster_protocol.uris import parse_uri_at_step
 from muster_runtime.checkpoint.keeper import Keeper, Saved
 from muster_runtime.checkpoint.kept import Kept
-from muster_runtime.checkpoint.reader import Reader
 from muster_runtime.checkpoint.saver import Saver, Word
 from muster_runtime.checkpoint.store import open_store
 from muster_runtime.checkpoint.tier import Tier
 from muster_runtime.checkpoint.tree import TensorTable
-from muster_runtime.data.foreign import fixed_size, is_foreign
 from muster_runtime.errors import StartError, StateError, StorageError, TornSaveError
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.session import rng
-from muster_runtime.session.places import Order, agreed_orders, in_place
+from muster_runtime.session.attempts import Attempt, Restored, RunState, rng_name
+from muster_runtime.session.places import Order, agreed_orders
 from muster_runtime.session.progress import Metrics
-from muster_runtime.session.restoration import Restoration
 from muster_runtime.session.settings import Settings
 from muster_runtime.session.tracking import ANOTHER_RUN, Tracked, capture
 
@@ -59,48 +54,6 @@ _REFUSED_SECONDS: Final = 600.0
 _REFUSED_AGAIN_SECONDS: Final = 120.0
 """What a store refuses, though it let this gang claim the run, is tried again so long, and so often: keys that were
 changed come to a pod by their file a minute or two late, and a person who is told can mend the rest meanwhile."""
-
-
-@dataclass(frozen=True)
-class RunState:
-    """The run itself. `ended_early`: the script ended its loop before the total that it asked for.
-
-    `over` counts the script's loops, from its first, up to the last that it ended so. 0 in checkpoints that were made
-    before it was counted.
-    """
-
-    step: int
-    seed: int
-    world_size: int
-    threads: int
-    strategy: str = ""
-    total: int | None = None
-    ended_early: bool = False
-    over: int = 0
-    numerics: dict[str, Any] | None = None
-    """What the watch over losses and gradients remembers (`numerics.Watch.state`)."""
-    asked: dict[str, dict[str, str]] | None = None
-    """What the script made optimizers and schedulers with when the run began (`asked.asked`)."""
-    parameters: dict[str, Order] | None = None
-    """The names of each optimizer's parameters, in their order; None in checkpoints from before they were stored."""
-
-
-@dataclass(frozen=True)
-class Restored:
-    """`random` is this rank's saved random state, or None when it has to be derived anew.
-
-    `job` is the name of the job that saved it, or "". `source` is where it came from when that isn't the store;
-    `losses`, by step, are in no record of the store yet. `older`: what was committed last is not whole, and this is an
-    older checkpoint.
-    """
-
-    run: RunState
-    finished: bool
-    random: torch.Tensor | None
-    job: str = ""
-    source: str = ""
-    losses: tuple[tuple[int, float], ...] = ()
-    older: bool = False
 
 
 class Persistence:
@@ -162,7 +115,7 @@ class Persistence:
         self._orders = agreed_orders(objects, self._gang)
         kept = self._keeper.kept()
         latest, newer = self._keeper.claim(kept)
-        attempt = _Attempt(objects, self._gang, self._settings.world_size)
+        attempt = Attempt(objects, self._gang, self._settings.world_size)
         if kept is not None and newer:
             restored = attempt.finish(self._keeper.restore_kept(kept, attempt.prepare), finished=False)
             self._restored_step = restored.run.step
@@ -178,7 +131,7 @@ class Persistence:
         """Restores the newest checkpoint again, in this process; None when there is none. The save in flight is waited
         for."""
         self.settle()
-        attempt = _Attempt(objects, self._gang, self._settings.world_size)
+        attempt = Attempt(objects, self._gang, self._settings.world_size)
         found, kept = self._keeper.go_back(attempt.prepare)
         if found is None:
             return None
@@ -195,7 +148,7 @@ class Persistence:
         store = open_store(str(uri))
         try:
             found = self._gang.on_leader(lambda: find_start(store, step))
-            attempt = _Attempt(wanted, self._gang, self._settings.world_size, some=models_only)
+            attempt = Attempt(wanted, self._gang, self._settings.world_size, some=models_only)
             with ExitStack() as stack:
                 if self._gang.leads:
                     who = f"the start of {self._settings.job or 'a run'}"
@@ -316,7 +269,7 @@ class Persistence:
     ) -> None:
         run = dataclasses.replace(run, parameters=self._orders)
         table, trees = capture(objects, self._gang, self._compared)
-        table[_rng_name(self._gang.rank)] = rng.capture(self._device, self.random_at_epoch)
+        table[rng_name(self._gang.rank)] = rng.capture(self._device, self.random_at_epoch)
         losses = ((metrics_key(record.epoch, run.step), encode(record)),) if record.losses else ()
         self._keeper.begin(
             table,
@@ -383,49 +336,6 @@ class Persistence:
         self._keeper.close()
 
 
-class _Attempt:
-    """Collects what the last tried checkpoint brings; it counts when its reading succeeded."""
-
-    def __init__(self, objects: list[Tracked], gang: Gang, world_size: int, *, some: bool = False) -> None:
-        """`some`: what the checkpoint lacks is left as it is, as long as it has any of `objects`."""
-        self._objects, self._gang, self._world_size, self._some = objects, gang, world_size, some
-        self.lacking: list[str] = []
-        self._restoration: Restoration | None = None
-        self._random: torch.Tensor | None = None
-
-    def prepare(self, found: Found, reader: Reader) -> TensorTable:
-        trees, ranks = found.manifest.planner.get("trees", {}), found.manifest.world_size
-        names = found.manifest.planner.get("run", {}).get("parameters") or {}
-        objects = self._objects
-        if self._some and any(tracked.name in trees for tracked in objects):
-            objects = [tracked for tracked in objects if tracked.name in trees]
-            self.lacking = [tracked.name for tracked in self._objects if tracked.name not in trees]
-        for tracked in objects:
-            if is_foreign(tracked.thing) and ranks != self._world_size:
-                told = fixed_size(tracked.name, tracked.thing, tracked.where)
-                raise StateError(
-                    f"{told}. The checkpoint is of {counted(ranks, 'rank')}, this gang has {self._world_size}"
-                )
-        self._restoration = Restoration(objects, in_place(objects, trees, names), reader, self._gang.rank)
-        table = dict(self._restoration.table)
-        name = _rng_name(self._gang.rank)
-        entry = reader.saved(name)
-        self._random = None
-        if entry is not None and found.manifest.world_size == self._world_size:
-            self._random = torch.empty(entry.shape, dtype=torch.uint8, device="cpu")
-            table[name] = self._random
-        return table
-
-    def finish(self, found: Found, finished: bool) -> Restored:
-        assert self._restoration is not None
-        self._restoration.apply()
-        try:
-            run = RunState(**found.manifest.planner["run"])
-        except (KeyError, TypeError) as error:
-            raise StateError(f"{found.key} was written by another version of Muster: {error}") from error
-        return Restored(run, finished, self._random, found.manifest.job)
-
-
 def _pause(usual: float, began: float, deadline: Callable[[], float | None]) -> float | None:
     """Seconds from a try that fails to the next; None where there is no time for another."""
     until = deadline()
@@ -443,7 +353,3 @@ def _states_of_optimizers(objects: list[Tracked], table: TensorTable) -> frozens
     """The names of what nobody but an optimizer's step changes."""
     prefixes = tuple(f"{tracked.name}.state." for tracked in objects if isinstance(tracked.thing, Optimizer))
     return frozenset(name for name in table if name.startswith(prefixes))
-
-
-def _rng_name(rank: int) -> str:
-    return f"muster.rng.{rank:05d}"  # by rank, or the planner would keep one of them

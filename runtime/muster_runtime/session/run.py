@@ -26,13 +26,13 @@ from muster_runtime.pulse import Pulse, Section, Stage
 from muster_runtime.reporter import Reporter
 from muster_runtime.session import checks, pace
 from muster_runtime.session.asked import Asked, asked, changes
+from muster_runtime.session.attempts import Restored, RunState
 from muster_runtime.session.boundary import Agreement, Square, Votes, agree
 from muster_runtime.session.gradients import Gradients
 from muster_runtime.session.guard import Guard, Unsound
 from muster_runtime.session.leftover import LeftOver
 from muster_runtime.session.norms import Norms
 from muster_runtime.session.numerics import Action
-from muster_runtime.session.persistence import Restored, RunState
 from muster_runtime.session.points import Points
 from muster_runtime.session.profiling import Profiler
 from muster_runtime.session.progress import Progress

@@ -17,7 +17,8 @@ from muster_runtime.control import ControlReader
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.reporter import Reporter
 from muster_runtime.session import rng
-from muster_runtime.session.persistence import Persistence, Restored, RunState
+from muster_runtime.session.attempts import Restored, RunState
+from muster_runtime.session.persistence import Persistence
 from muster_runtime.session.progress import Progress
 from muster_runtime.session.schedule import AutoInterval, Schedule
 from muster_runtime.session.settings import Settings

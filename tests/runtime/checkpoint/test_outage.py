@@ -22,7 +22,8 @@ from muster_runtime.checkpoint.reader import Reader
 from muster_runtime.errors import StorageError, StorageRefusedError, storage_error
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.session import persistence
-from muster_runtime.session.persistence import Persistence, RunState
+from muster_runtime.session.attempts import RunState
+from muster_runtime.session.persistence import Persistence
 from muster_runtime.session.progress import Metrics
 from muster_runtime.session.settings import read_settings
 
