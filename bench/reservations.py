@@ -17,7 +17,8 @@ from muster.scheduling.backfill import delays, guard
 from muster.scheduling.expected import Lacking, expected_starts
 from muster.scheduling.kinds import Kinds
 from muster.scheduling.quota import Ledger
-from muster.scheduling.room import Room, Taken
+from muster.scheduling.room import Room
+from muster.scheduling.slots import Taken
 from muster.scheduling.snapshot import Jobs, JobState, Runs, Snapshot, TopologyMode
 from muster.scheduling.timeline import Timeline
 from muster.scheduling.topology import Tree

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from muster.scheduling.gangs import Gang, Worker
 from muster.scheduling.kinds import Kinds
-from muster.scheduling.room import Room, count_slots
+from muster.scheduling.room import Room
+from muster.scheduling.slots import count_slots
 from muster.scheduling.snapshot import FOREVER, NONE, Int, JobState, Seconds, Snapshot
 from muster.scheduling.topology import Tree
 

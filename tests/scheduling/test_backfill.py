@@ -14,7 +14,7 @@ from muster.scheduling.backfill import Proof, delays, guard, worthwhile
 from muster.scheduling.gangs import Gang
 from muster.scheduling.placement import fits, place
 from muster.scheduling.plan import Basis
-from muster.scheduling.room import Taken
+from muster.scheduling.slots import Taken
 from muster.scheduling.snapshot import FOREVER, Int, Seconds, Snapshot
 from muster.scheduling.timeline import Reservation, Timeline
 from muster.scheduling.topology import prefix_sums

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from muster.scheduling import room as rooms
 from muster.scheduling.families import families
 from muster.scheduling.gangs import Worker
-from muster.scheduling.room import Room, Taken, count_slots
+from muster.scheduling.room import Room
+from muster.scheduling.slots import Taken, count_slots
 from muster.scheduling.topology import Tree
 
 from .cases import CPU, GIB, GPU, MEMORY, RESOURCES, Node, snapshot

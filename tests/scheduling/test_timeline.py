@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from muster.scheduling.placement import fits
 from muster.scheduling.plan import Basis
-from muster.scheduling.room import Taken
+from muster.scheduling.slots import Taken
 from muster.scheduling.snapshot import FOREVER, NONE, JobState, Snapshot
 from muster.scheduling.timeline import Reservation, Timeline
 from muster.scheduling.topology import prefix_sums

@@ -17,7 +17,8 @@ from muster.scheduling.kinds import Kinds
 from muster.scheduling.placement import fits
 from muster.scheduling.plan import MoveReason
 from muster.scheduling.quota import Ledger, Need
-from muster.scheduling.room import Room, count_slots
+from muster.scheduling.room import Room
+from muster.scheduling.slots import count_slots
 from muster.scheduling.snapshot import NONE, Int, JobState, Preempts, Snapshot, TopologyMode
 from muster.scheduling.topology import Tree, prefix_sums
 from muster.scheduling.victims import Victims, find_victims

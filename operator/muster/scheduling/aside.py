@@ -23,8 +23,9 @@ from muster.scheduling.heads import Head, Heads
 from muster.scheduling.moves import Pace
 from muster.scheduling.owners import Owners
 from muster.scheduling.room import Room
-from muster.scheduling.rounds import Fate, Round, Verdict
+from muster.scheduling.rounds import Round
 from muster.scheduling.snapshot import FOREVER, Int
+from muster.scheduling.verdicts import Fate, Verdict
 
 
 @dataclass(frozen=True)

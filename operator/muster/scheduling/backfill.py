@@ -31,7 +31,8 @@ from enum import Enum
 import numpy as np
 
 from muster.scheduling.gangs import Gang, Worker
-from muster.scheduling.room import Room, Taken, count_slots
+from muster.scheduling.room import Room
+from muster.scheduling.slots import Taken, count_slots
 from muster.scheduling.snapshot import PLAIN, Int, Mask, Seconds, TopologyMode
 from muster.scheduling.timeline import Reservation, Timeline
 from muster.scheduling.topology import Tree, prefix_sums

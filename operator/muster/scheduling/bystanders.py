@@ -14,8 +14,9 @@ import numpy as np
 
 from muster.scheduling.preempting import Preempting
 from muster.scheduling.ranks import AGE_STEPS, ages, works
-from muster.scheduling.rounds import Fate, Round, Verdict
+from muster.scheduling.rounds import Round
 from muster.scheduling.starting import Starting
+from muster.scheduling.verdicts import Fate, Verdict
 
 
 class Bystanders:

@@ -12,8 +12,9 @@ from muster.scheduling.almost import almost_fits
 from muster.scheduling.gangs import Gang, Worker
 from muster.scheduling.placement import fits, placeable
 from muster.scheduling.plan import Almost, Change, ChangeKind
-from muster.scheduling.room import Room, count_slots
+from muster.scheduling.room import Room
 from muster.scheduling.rounds import Round
+from muster.scheduling.slots import count_slots
 from muster.scheduling.snapshot import NONE, Int, TopologyMode
 from muster.scheduling.topology import prefix_sums
 

@@ -6,7 +6,8 @@ from collections.abc import Container, Sequence
 from typing import Final
 
 from muster.scheduling.reasons import Reasons
-from muster.scheduling.rounds import Fate, Round, Verdict
+from muster.scheduling.rounds import Round
+from muster.scheduling.verdicts import Fate, Verdict
 
 _CHOSEN: Final = frozenset((Fate.ROOM, Fate.QUOTA, Fate.NEVER))
 """Of the others the verdict names it: see `muster.scheduling.starting`."""

@@ -21,9 +21,10 @@ from muster.scheduling.order import Ordering
 from muster.scheduling.plan import Admission
 from muster.scheduling.preempting import Preempting, cleared
 from muster.scheduling.ranks import FirstSubmitted
-from muster.scheduling.rounds import Fate, Round, Verdict
+from muster.scheduling.rounds import Round
 from muster.scheduling.snapshot import FOREVER
 from muster.scheduling.starting import Starting
+from muster.scheduling.verdicts import Fate, Verdict
 
 _ROOM, _QUOTA = Fate.ROOM, Fate.QUOTA
 """Read for every job that waits: a name's value is faster than an enum's member."""

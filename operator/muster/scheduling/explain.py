@@ -22,8 +22,9 @@ from muster.scheduling.plan import Waiting, WaitReason, Wanted
 from muster.scheduling.promises import left_nodes, victims_of
 from muster.scheduling.ranks import positions
 from muster.scheduling.reasons import Reasons, Why
-from muster.scheduling.rounds import Fate, Round, Verdict
+from muster.scheduling.rounds import Round
 from muster.scheduling.snapshot import NONE, Index, Int, Mask, Seconds
+from muster.scheduling.verdicts import Fate, Verdict
 
 _REASONS: Final = {
     Fate.PROMISED: WaitReason.PREEMPTING,

@@ -8,10 +8,11 @@ from typing import Final
 
 from muster.scheduling.heads import Heads
 from muster.scheduling.placement import fits
-from muster.scheduling.room import count_slots
-from muster.scheduling.rounds import Fate, Round, Verdict
+from muster.scheduling.rounds import Round
+from muster.scheduling.slots import count_slots
 from muster.scheduling.snapshot import FOREVER, Alternative, Snapshot
 from muster.scheduling.topology import prefix_sums
+from muster.scheduling.verdicts import Fate, Verdict
 
 _WAITING: Final = frozenset(
     (Fate.NO_NODES, Fate.TOO_LARGE, Fate.NODES_AWAY, Fate.NEVER, Fate.QUOTA, Fate.ROOM, Fate.WINDOW)

@@ -28,10 +28,11 @@ from muster.scheduling.backfill import Guard, costs, delays, guard, taken_ahead,
 from muster.scheduling.gangs import Gang, Worker
 from muster.scheduling.placement import most_placeable
 from muster.scheduling.plan import Basis
-from muster.scheduling.room import Taken
-from muster.scheduling.rounds import Found, Round
+from muster.scheduling.rounds import Round
+from muster.scheduling.slots import Taken
 from muster.scheduling.snapshot import FOREVER, NONE, Int, Mask, TopologyMode
 from muster.scheduling.timeline import Reservation, Timeline
+from muster.scheduling.verdicts import Found
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from muster.scheduling.heads import Heads
 from muster.scheduling.owners import Owners
 from muster.scheduling.plan import Almost, Change
 from muster.scheduling.quota import Need
-from muster.scheduling.rounds import Fate, Round, Verdict
+from muster.scheduling.rounds import Round
 from muster.scheduling.snapshot import Mask
+from muster.scheduling.verdicts import Fate, Verdict
 
 NO_ROOM: Final = frozenset((Fate.ROOM, Fate.TOO_LARGE, Fate.NODES_AWAY))
 _MAY_LACK_QUOTA: Final = frozenset((Fate.QUOTA, Fate.NEVER, Fate.TOO_LARGE, Fate.NODES_AWAY))

@@ -30,8 +30,9 @@ from muster.scheduling.moves import Move, Pace, by_rank
 from muster.scheduling.owners import Owners
 from muster.scheduling.plan import Eviction, Promise
 from muster.scheduling.promotion import PROMOTION, promote
-from muster.scheduling.rounds import Fate, Left, Round, Verdict
+from muster.scheduling.rounds import Round
 from muster.scheduling.snapshot import NONE, PLAIN, Index, Snapshot
+from muster.scheduling.verdicts import Fate, Left, Verdict
 
 
 def improve(round_: Round, heads: Heads, owners: Owners, verdicts: Sequence[Verdict]) -> list[Verdict]:

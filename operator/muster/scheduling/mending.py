@@ -27,7 +27,7 @@ from muster.scheduling.promises import base_stands, moving, promised_nodes, rese
 from muster.scheduling.quota import Ledger
 from muster.scheduling.reduction import reduce_gang, smaller_sizes
 from muster.scheduling.replacement import replace_workers
-from muster.scheduling.room import by_resource, count_slots
+from muster.scheduling.slots import by_resource, count_slots
 from muster.scheduling.snapshot import NONE, Index, Int, Mask, Snapshot
 from muster.scheduling.topology import Tree
 

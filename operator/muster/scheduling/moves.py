@@ -17,7 +17,7 @@ from muster.scheduling.claims import goes_on
 from muster.scheduling.gangs import Gang, Worker, is_accelerator
 from muster.scheduling.plan import MoveReason
 from muster.scheduling.quota import Need
-from muster.scheduling.room import count_slots
+from muster.scheduling.slots import count_slots
 from muster.scheduling.snapshot import FOREVER, NONE, Index, Int, Mask, Seconds, Snapshot, TopologyMode
 from muster.scheduling.topology import Tree
 

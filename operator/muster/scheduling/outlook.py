@@ -13,8 +13,9 @@ from typing import Final
 import numpy as np
 
 from muster.scheduling.quota import Need
-from muster.scheduling.rounds import Fate, Round, Verdict
+from muster.scheduling.rounds import Round
 from muster.scheduling.snapshot import NONE, Int, Mask
+from muster.scheduling.verdicts import Fate, Verdict
 
 _FEW: Final = 32
 """Jobs up to which it is faster to look at each than at what all queues have left."""

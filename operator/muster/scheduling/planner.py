@@ -53,9 +53,10 @@ from muster.scheduling.policy import DEFAULT, Policy
 from muster.scheduling.preempting import Preempting, cleared
 from muster.scheduling.promises import left_at
 from muster.scheduling.ranks import FirstSubmitted, by_length, works
-from muster.scheduling.rounds import Fate, Round, Verdict
+from muster.scheduling.rounds import Round
 from muster.scheduling.snapshot import FOREVER, Snapshot
 from muster.scheduling.starting import Starting
+from muster.scheduling.verdicts import Fate, Verdict
 from muster.scheduling.withdrawing import withdraw
 
 _QUOTA = Fate.QUOTA

@@ -30,9 +30,10 @@ from muster.scheduling.gangs import Gang
 from muster.scheduling.owners import Owners
 from muster.scheduling.plan import Eviction, MoveReason, Promise
 from muster.scheduling.ranks import by_length
-from muster.scheduling.room import Taken, count_slots
-from muster.scheduling.rounds import Fate, Round, Verdict, open_then
+from muster.scheduling.rounds import Round
+from muster.scheduling.slots import Taken, count_slots, open_then
 from muster.scheduling.snapshot import NONE, UNLIMITED, Mask, Preempts, Snapshot
+from muster.scheduling.verdicts import Fate, Verdict
 from muster.scheduling.victims import Victims, find_victims
 
 _NOBODY: Final = 2**31

@@ -18,7 +18,8 @@ from muster.scheduling.holders import Holders
 from muster.scheduling.placement import placeable
 from muster.scheduling.plan import WaitReason
 from muster.scheduling.quota import Ledger, Need, Shortage
-from muster.scheduling.room import Room, count_slots
+from muster.scheduling.room import Room
+from muster.scheduling.slots import count_slots
 from muster.scheduling.snapshot import NONE, UNLIMITED, Index, Int, Mask, Preempts, Snapshot, TopologyMode
 from muster.scheduling.topology import Tree, prefix_sums
 

@@ -10,13 +10,11 @@ less what is promised. Room only shrinks while a plan is made, so a gang that di
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from functools import cached_property
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -24,78 +22,16 @@ from muster.scheduling.gangs import Gang
 from muster.scheduling.kinds import Kind, Kinds
 from muster.scheduling.letin import LetIn
 from muster.scheduling.mending import mend_gangs, mend_promises
-from muster.scheduling.moves import Pace
 from muster.scheduling.placement import fits, locate
 from muster.scheduling.plan import Admission, Eviction, Promise, Replacement
 from muster.scheduling.policy import Policy
 from muster.scheduling.promises import Kept, firm_use, keep_promises
 from muster.scheduling.quota import Ledger, Need, Shortage
-from muster.scheduling.room import Room, Taken
+from muster.scheduling.room import Room
+from muster.scheduling.slots import Taken, open_then
 from muster.scheduling.snapshot import NONE, Index, Int, Mask, Snapshot
 from muster.scheduling.topology import Tree
-
-
-class Fate(Enum):
-    """What keeps a job waiting."""
-
-    # Members are compared by identity; Enum's own hash is of the name, and in Python.
-    __hash__ = object.__hash__
-
-    NO_NODES = "no node suits"
-    TOO_LARGE = "exceeds the cluster"
-    NODES_AWAY = "exceeds the nodes that are usable now"
-    CLOSED = "queue closed"
-    WINDOW = "window closed"
-    NEVER = "exceeds the quota for ever"
-    QUOTA = "waits for quota"
-    ROOM = "waits for room"
-    PROMISED = "an earlier plan promised room to it"
-    CLEARED = "room is promised to it; others are giving it back"
-
-
-class Verdict(NamedTuple):
-    """Why a job waits. A tuple: thousands are made in one plan.
-
-    Attributes:
-        choice: the one of its kind's choices that came closest.
-        common: it holds for every job of its queue, kind and priority, until room or quota change.
-    """
-
-    job: int
-    fate: Fate
-    choice: int = 0
-    common: bool = True
-
-
-@dataclass(frozen=True)
-class Found:
-    """A placement that is valid now.
-
-    Attributes:
-        places: the place, in tree order, of each worker in order of rank.
-        taken: workers by place.
-    """
-
-    size: int
-    places: Int
-    taken: Taken
-
-
-@dataclass(frozen=True)
-class Left:
-    """What there was for gangs to grow into when each had grown that could.
-
-    Attributes:
-        room: R x N in tree order.
-        used: with what those still hold who leave, for gangs with a safe base; None: there are none.
-        contested: by tree of queues in which nobody grows, the first job that waits for quota there.
-    """
-
-    room: Int
-    used: Ledger | None
-    contested: Mapping[int, int]
-    pace: Pace
-
+from muster.scheduling.verdicts import Found, Left
 
 _NOTHING: Final[tuple[int, Found | None]] = (0, None)
 
@@ -458,15 +394,3 @@ class Round:
         """Whether it fits what is free now, reserved or not."""
         slots = self.room.slots(gang.worker)
         return fits(slots.tree, slots.prefix, gang)
-
-
-def open_then(free: Int, spare: Int, coming: Int | int) -> Int:
-    """What is open to all when `coming` is back: it is kept for jobs ahead as what is free, so that there is no more of
-    both than what is kept leaves over. `free` is less than nothing where more is held than there is.
-
-    Args:
-        free, spare, coming: of the same shape: what is free, that less what is kept, and what comes back.
-    """
-    then = free + coming
-    found: Int = np.where(then < 0, then, np.maximum(spare + coming, 0))
-    return found

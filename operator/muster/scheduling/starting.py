@@ -19,10 +19,11 @@ from muster.scheduling.owners import Owners
 from muster.scheduling.placement import fits, most_placeable
 from muster.scheduling.plan import Admission
 from muster.scheduling.quota import Need
-from muster.scheduling.room import count_slots
-from muster.scheduling.rounds import Fate, Found, Round, Verdict
+from muster.scheduling.rounds import Round
+from muster.scheduling.slots import count_slots
 from muster.scheduling.snapshot import NONE
 from muster.scheduling.topology import prefix_sums
+from muster.scheduling.verdicts import Fate, Found, Verdict
 
 _ROOM, _QUOTA = Fate.ROOM, Fate.QUOTA
 """Read for every job that waits: a name's value is faster than an enum's member."""

@@ -20,7 +20,8 @@ from muster.scheduling.gangs import Gang, Worker
 from muster.scheduling.placement import fits, place
 from muster.scheduling.plan import Basis
 from muster.scheduling.promises import cleared_at
-from muster.scheduling.room import Room, Taken, count_slots
+from muster.scheduling.room import Room
+from muster.scheduling.slots import Taken, count_slots
 from muster.scheduling.snapshot import FOREVER, NONE, Int, Mask, Seconds, Snapshot
 from muster.scheduling.topology import Tree, prefix_sums
 
