@@ -22,6 +22,7 @@ from muster_runtime.checkpoint import records
 from muster_runtime.checkpoint.frames import receive_frame, send_frame
 from muster_runtime.launch import config, copies, copy_stream
 from muster_runtime.launch.api_handler import ApiHandler
+from muster_runtime.launch.asked_saves import AskedSaves
 from muster_runtime.launch.copies import Copies
 from muster_runtime.launch.hangs import Hangs
 from muster_runtime.launch.http_server import Server
@@ -108,10 +109,12 @@ async def pods(count: int = 2, *, memory: str = "auto") -> AsyncIterator[list[Po
         given = config.read(settings, ("true",))
         state, roll = State(), Roll(1, count)
         copies = Copies(given, roll, state)
-        hangs = Hangs(given, Ranks(state.tell), state)
+        ranks = Ranks(state.tell)
+        hangs = Hangs(given, ranks, state)
         gang = Leader(given, None, state, roll, Standing(), hangs)  # type: ignore[arg-type]
         answers = None  # nobody asks for the status here
-        parts = copies, hangs, Profiles(given), Tracking(given, settings), NodeHours(given)
+        asked = AskedSaves(given, ranks, hangs)
+        parts = copies, hangs, Profiles(given), Tracking(given, settings), NodeHours(given), asked
         handler = ApiHandler(given.member, TOKEN, state, roll, gang, answers, *parts)  # type: ignore[arg-type]
         servers.append(Server(handler, 100))
         await servers[-1].start(given.address, PORT)
