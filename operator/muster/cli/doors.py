@@ -9,15 +9,18 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from muster.cli.scene import NotThere, for_editors
+from muster.cli.scene import NotThere, connected, for_editors, look
+from muster.cluster.client import Api
 from muster.cluster.errors import ApiUnreachable
 from muster.cluster.launchers import ProxyCall
 from muster.cluster.overrides import TRAINER
 from muster.cluster.views import PodView
+from muster.telling.scene import Scene
 from muster_protocol import env, launcher_api
 
 
@@ -59,9 +62,22 @@ class Door:
         return body
 
 
-def by_hand(what: str) -> AbstractContextManager[None]:
-    """Tells who lacks a right which it is. `what`: is asked for, as in "a profile is"."""
-    return for_editors(f"{what} asked for with the token in the job's Secret, through its pods: ")
+@asynccontextmanager
+async def gang_of(
+    name: str, namespace: str | None, kubeconfig: str | None, context: str | None, *, what: str, over: str
+) -> AsyncIterator[tuple[Api, Scene]]:
+    """The API server, and a job whose launchers are to be asked. Raises NotThere for one that has ended.
+
+    Args:
+        what: is asked for, as in "a profile is": who lacks a right is told what that needs.
+        over: what is told of a job behind "NAME has ended".
+    """
+    async with connected(kubeconfig, context) as api:
+        with for_editors(f"{what} asked for with the token in the job's Secret, through its pods: "):
+            scene = await look(api, name, namespace or api.credentials.namespace)
+            if scene.job.status.finished_at is not None:
+                raise NotThere(f"{name} has ended{over}")
+            yield api, scene
 
 
 def said(body: bytes) -> str:

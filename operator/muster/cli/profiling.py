@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from muster.cli.doors import Asks, Door, by_hand, open_door, said
+from muster.cli.doors import Asks, Door, gang_of, open_door, said
 from muster.cli.logs import pods_of
 from muster.cli.printing import print_text
-from muster.cli.scene import NotThere, connected, look
+from muster.cli.scene import NotThere
 from muster.cluster.views import PodView
 from muster_protocol import launcher_api
 from muster_protocol.counts import counted
@@ -38,12 +38,9 @@ async def profile(
     write: Write = print_text,
 ) -> int:
     """0 when all that was asked for is stored, else 1. Raises NotThere, ApiError."""
-    async with connected(kubeconfig, context) as api:
-        with by_hand("a profile is"):
-            scene = await look(api, name, namespace or api.credentials.namespace)
-            if scene.job.status.finished_at is not None:
-                raise NotThere(f"{name} has ended; a profile is of the steps of a run that trains")
-            return await record(api, pods_of(scene, ()), Profile(steps, everybody, memory), write)
+    over = "; a profile is of the steps of a run that trains"
+    async with gang_of(name, namespace, kubeconfig, context, what="a profile is", over=over) as (api, scene):
+        return await record(api, pods_of(scene, ()), Profile(steps, everybody, memory), write)
 
 
 async def record(api: Asks, pods: list[PodView], wish: Profile, write: Write, every: float = LOOK_SECONDS) -> int:

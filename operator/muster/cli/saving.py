@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from muster.cli.checkpoint_tables import amount
-from muster.cli.doors import Asks, Door, by_hand, open_door, said
+from muster.cli.doors import Asks, Door, gang_of, open_door, said
 from muster.cli.logs import pods_of
 from muster.cli.printing import note, print_text
-from muster.cli.scene import NotThere, connected, look
+from muster.cli.scene import NotThere
 from muster.cluster.views import PodView
 from muster_protocol import launcher_api
 from muster_protocol.launcher_status import Checkpoint, SaveAsked, Status
@@ -25,20 +26,16 @@ async def save(
     name: str, namespace: str | None, *, kubeconfig: str | None, context: str | None, write: Write = print_text
 ) -> int:
     """0 when the checkpoint is committed. Raises NotThere, ApiError."""
-    async with connected(kubeconfig, context) as api:
-        with by_hand("a checkpoint is"):
-            scene = await look(api, name, namespace or api.credentials.namespace)
-            if scene.job.status.finished_at is not None:
-                raise NotThere(f"{name} has ended; only a run that trains can save a checkpoint")
-            pods = pods_of(scene, ())
-            return await wait(api, pods[0], write)
+    over = "; only a run that trains can save a checkpoint"
+    async with gang_of(name, namespace, kubeconfig, context, what="a checkpoint is", over=over) as (api, scene):
+        return await wait(api, pods_of(scene, ())[0], write)
 
 
 async def wait(api: Asks, pod: PodView, write: Write, every: float = LOOK_SECONDS) -> int:
     """`pod` is that of index 0."""
     status = await open_door(api, pod, launcher_api.STATUS_PATH)
     before = (await _status(status)).checkpoint
-    code, body = await Door(api, pod, status.port, status.token, launcher_api.SAVE_PATH).ask("POST")
+    code, body = await replace(status, path=launcher_api.SAVE_PATH).ask("POST")
     if code == 404:
         raise NotThere("its pods were made before an upgrade, and their launcher saves at the interval alone")
     if code != 202:

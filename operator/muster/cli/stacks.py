@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from muster.api.placement import format_indexes
-from muster.cli.doors import Asks, by_hand, open_door
+from muster.cli.doors import Asks, gang_of, open_door
 from muster.cli.logs import pods_of, worker_of
 from muster.cli.printing import note, print_text
-from muster.cli.scene import NotThere, connected, look
+from muster.cli.scene import NotThere
 from muster.cluster.views import PodView
 from muster_protocol import launcher_api
 from muster_protocol.durations import format_duration
@@ -47,13 +47,10 @@ async def stacks(
     Args:
         rank: this one alone.
     """
-    async with connected(kubeconfig, context) as api:
-        with by_hand("stacks are"):
-            scene = await look(api, name, namespace or api.credentials.namespace)
-            if scene.job.status.finished_at is not None:
-                raise NotThere(f"{name} has ended, and its ranks are at nothing any more: muster explain {name}")
-            workers = worker_of(scene, rank) if rank is not None else ()
-            return await show(api, pods_of(scene, workers), rank, write)
+    over = f", and its ranks are at nothing any more: muster explain {name}"
+    async with gang_of(name, namespace, kubeconfig, context, what="stacks are", over=over) as (api, scene):
+        workers = worker_of(scene, rank) if rank is not None else ()
+        return await show(api, pods_of(scene, workers), rank, write)
 
 
 async def show(api: Asks, pods: Sequence[PodView], rank: int | None, write: Write) -> int:
