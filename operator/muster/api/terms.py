@@ -122,14 +122,19 @@ class MonthlyBudget(Model):
     """What happens when it is used up. Left out: hold."""
 
 
+Currency = Annotated[str, Len(3, 3), matches("^[A-Z]{3}$", "write a code of ISO 4217 like EUR")]
+
+
 class Usage(Model):
     """What the job has used in placements that have ended, and in the present one up to its `countedAt`."""
 
     gpu_seconds: Annotated[int, Ge(0), Int64()] = 0
     """GPUs times seconds that they were held, slices as parts of one."""
     cost: Cost | None = None
-    """What that cost, as far as the GPUs have a price: in the currency of the platform's prices, at public list prices
-    in US dollars."""
+    """What that cost, as far as the GPUs have a price."""
+    currency: Currency | None = None
+    """Of `cost`: that of the operator's prices when it was last counted, as ISO 4217 has it. Absent where they name
+    none."""
 
 
 class MonthUse(Model):
@@ -141,8 +146,7 @@ class MonthUse(Model):
     """GPUs, or slices of the type, times seconds that they were held, up to `until`. Budgets count a slice as its part
     of the GPU's compute."""
     cost: Cost | None = None
-    """What that cost, as far as they have a price: in the currency of the platform's prices, at public list prices in
-    US dollars."""
+    """What that cost, as far as they have a price, in the month's `currency`."""
     gpus: Count = 0
     """GPUs, or slices of the type, that are held since `until`."""
     hourly: Cost | None = None
@@ -156,5 +160,7 @@ class Month(Model):
 
     until: Timestamp
     """Up to when use is counted, in the month of this moment."""
+    currency: Currency | None = None
+    """Of all that is money in it: that of the operator's prices, as ISO 4217 has it. Absent where they name none."""
     uses: Annotated[tuple[MonthUse, ...], Len(0, MAX_USES), MapList(("gpuType",))] = ()
     """By GPU type."""

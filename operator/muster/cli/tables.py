@@ -32,6 +32,7 @@ from muster.cluster.status import held_of
 from muster.scheduling.amounts import amount
 from muster.server.queues import summaries
 from muster.server.rows import summary
+from muster.sizing.money import in_currency
 from muster.telemetry.cost.periods import month_of
 from muster.telling.budgets import budget_uses
 from muster.telling.usage import Use, in_use, names_above, nominals, state
@@ -237,7 +238,7 @@ def budgets(queue: TrainingQueue, now: datetime) -> str:
             parts.append(f"{float(use.gpu_seconds) / 3600:,.1f} of {budget.gpu_hours:,} GPU hours{kind}")
         if budget.cost is not None:
             kind = f" {budget.gpu_type}" if budget.gpu_type and budget.gpu_hours is None else ""
-            parts.append(f"{use.cost:,.2f} of {budget.cost:,} in money{kind}")
+            parts.append(f"{use.cost:,.2f} of {in_currency(budget.cost, use.currency)}{kind}")
         told.append(f"{', '.join(parts)}, then {'drain' if use.drains else 'hold'}")
     return "; ".join(told)
 

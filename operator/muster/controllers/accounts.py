@@ -16,7 +16,7 @@ from muster.api.common import format_time
 from muster.api.terms import MAX_USES, Month, MonthUse
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.queues import QueueInput
-from muster.sizing.money import exact
+from muster.sizing.money import PLATFORM_PRICES, exact, in_currency
 from muster.telemetry.cost.periods import month_of, next_month
 from muster.telling.budgets import BudgetUse, brought_forward, budget_uses, on_type
 from muster.telling.usage import way_up
@@ -45,18 +45,20 @@ class Spent:
     drains: bool
 
 
-def account(queue: TrainingQueue, held: Mapping[str, Held], now: datetime) -> Month | None:
+def account(queue: TrainingQueue, held: Mapping[str, Held], now: datetime, currency: str = "") -> Month | None:
     """The account as the status should have it; unchanged while what is held stays the same.
 
     Args:
         held: by GPU type, by the queue's jobs and those of the queues below it.
+        currency: of what it costs; "" where nobody told.
     """
     found = queue.status.month
     if not queue.spec.budgets:
         return _left(found, now)
     rates = {kind: (one.gpus, exact(Decimal(str(one.hourly))) if one.hourly else None) for kind, one in held.items()}
     known = {use.gpu_type: (use.gpus, use.hourly) for use in found.uses if use.gpus} if found else {}
-    if found is not None and {kind: rate for kind, rate in rates.items() if rate[0]} == known:
+    same = found is not None and found.currency == (currency or None)
+    if same and {kind: rate for kind, rate in rates.items() if rate[0]} == known:
         return found
     now = now.replace(microsecond=0)  # as it is written: a part of a second would be counted before it and after it
     uses = {use.gpu_type: use for use in brought_forward(found, now)}
@@ -64,7 +66,7 @@ def account(queue: TrainingQueue, held: Mapping[str, Held], now: datetime) -> Mo
         gpus, hourly = rates.get(kind, (0, None))
         uses[kind] = uses.get(kind, MonthUse(gpu_type=kind)).model_copy(update={"gpus": gpus, "hourly": hourly})
     kept = [use for _, use in sorted(uses.items()) if use.gpus or use.gpu_seconds]
-    return Month(until=now, uses=tuple(kept[:MAX_USES]))
+    return Month(until=now, currency=currency or None, uses=tuple(kept[:MAX_USES]))
 
 
 def _left(found: Month | None, now: datetime) -> Month | None:
@@ -73,7 +75,7 @@ def _left(found: Month | None, now: datetime) -> Month | None:
     if found is not None and any(use.gpus for use in found.uses):
         now = now.replace(microsecond=0)
         uses = [use.model_copy(update={"gpus": 0, "hourly": None}) for use in brought_forward(found, now)]
-        found = Month(until=now, uses=tuple(use for use in uses if use.gpu_seconds))
+        found = Month(until=now, currency=found.currency, uses=tuple(use for use in uses if use.gpu_seconds))
     return found if found is not None and found.uses and month_of(found.until) == month_of(now) else None
 
 
@@ -94,7 +96,8 @@ def _used_up(name: str, use: BudgetUse, now: datetime) -> str:
     if budget.gpu_hours is not None and use.gpu_seconds >= budget.gpu_hours * _HOUR:
         return f"queue {name} has used its {budget.gpu_hours} GPU hours{kind} of {month_of(now)}; {then}"
     if budget.cost is not None and use.cost >= budget.cost:
-        of = f"{budget.cost} in money{kind} of {month_of(now)}, at the platform's prices"
+        rate = "" if use.currency else f", {PLATFORM_PRICES}"
+        of = f"{in_currency(budget.cost, use.currency)}{kind} of {month_of(now)}{rate}"
         return f"queue {name} has spent its {of}; {then}"
     return ""
 

@@ -109,7 +109,7 @@ class Scheduling:
             observing: counts what happens; None: for nobody.
             show: is given every TrainingJob that is seen, or None when it is gone.
             history: writes what becomes of jobs; None: nobody does.
-            currency: of `prices`, as a code of ISO 4217.
+            currency: of `prices`, as a code of ISO 4217; "" where nobody told.
             policy: what plans may do.
         """
         watched: dict[str, Any] = {"watch_seconds": watch_seconds, "patience": watch_seconds / 4}
@@ -147,7 +147,7 @@ class Scheduling:
             node_hours=self.reliability.hours,
             wrote=observing.wrote,
         )
-        self._progress = Progress(self.cache, launchers, currency, node_hours=self.reliability.hours)
+        self._progress = Progress(self.cache, launchers, node_hours=self.reliability.hours)
         self._listening = Listening(api, self.cache)
         self._provisioning = Provisioning(api, self.cache, asking, settings) if asking else None
         self.cache.grows = asking is not None
@@ -160,6 +160,7 @@ class Scheduling:
             self._progress,
             patience=patience,
             prices=prices,
+            currency=currency,
             planned=observing.planned,
             chronicle=chronicle,
             policy=policy,

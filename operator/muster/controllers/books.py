@@ -64,10 +64,16 @@ class Books:
         tally: of the last round that was kept; None before the first.
     """
 
-    def __init__(self, cache: Cache, executor: Executor, prices: Mapping[str, float] = MappingProxyType({})) -> None:
-        """`prices`: money for an hour of one GPU, by flavour."""
+    def __init__(
+        self,
+        cache: Cache,
+        executor: Executor,
+        prices: Mapping[str, float] = MappingProxyType({}),
+        currency: str = "",
+    ) -> None:
+        """`prices`: money for an hour of one GPU, by flavour; in `currency`, "" where nobody told."""
         self._cache = cache
-        self._prices = prices
+        self._prices, self._currency = prices, currency
         self._executor = executor
         self._wanted: dict[Name, Status] = {}
         self._written: dict[Name, float] = {}
@@ -101,7 +107,8 @@ class Books:
                 if before is not None and before[0].metadata.uid != queues[name].metadata.uid:
                     self._wanted.pop(("trainingqueues", name), None)  # that was of another queue of this name
                 known = self._with_newest(queues[name])
-                self._wanted["trainingqueues", name] = queue_status(known, tally, standing, now, self._prices)
+                new = queue_status(known, tally, standing, now, self._prices, self._currency)
+                self._wanted["trainingqueues", name] = new
         topology = self._cache.topologies.get(DEFAULT_TOPOLOGY)
         if topology is not None:
             self._wanted["topologies", DEFAULT_TOPOLOGY] = topology_status(topology, self._cache.nodes(), now)
@@ -226,8 +233,10 @@ def queue_status(
     standing: Standing,
     now: datetime,
     prices: Mapping[str, float] = MappingProxyType({}),
+    currency: str = "",
 ) -> TrainingQueueStatus:
-    """What the queue's jobs and those below it hold, and what is to be said of it. `prices`: of one GPU by flavour."""
+    """What the queue's jobs and those below it hold, and what is to be said of it. `prices`: of one GPU by flavour, in
+    `currency`."""
     row = tally.rows.get(queue.metadata.name, NONE)
     usage = _usage(tally, row) if row != NONE else ()
     generation = queue.metadata.generation
@@ -242,7 +251,7 @@ def queue_status(
         usage=usage[:MAX_FLAVOURS],
         fair_share=fair_share(queue, float(tally.shares[row]) if row != NONE else 0.0, now),
         # Of a queue that has come since the snapshot was taken nothing is known: its account stays as it is.
-        month=account(queue, _held(tally, row, prices), now) if row != NONE else queue.status.month,
+        month=account(queue, _held(tally, row, prices), now, currency) if row != NONE else queue.status.month,
     )
 
 

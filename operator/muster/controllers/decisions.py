@@ -229,7 +229,7 @@ class Decisions:
             return
         now = now.replace(microsecond=0)  # as it is written: a part of a second would be counted twice
         gpus = devices.held(placement, record.spec, record.gpu_type) if placement is not None else 0
-        used = terms.used(record.job.status, gpus, record.price, now)
+        used = terms.used(record.job.status, gpus, record.price, now, record.currency)
         found = replacing.replaced(record.job, moves, record.spec.spares, now, used, domain=domain)
         if found is None:
             return

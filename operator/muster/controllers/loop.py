@@ -73,6 +73,7 @@ class Loop:
         *,
         patience: Patience = PATIENCE,
         prices: Mapping[str, float] | None = None,
+        currency: str = "",
         planned: Callable[[float], None] = lambda seconds: None,
         chronicle: Chronicle | None = None,
         policy: Policy = DEFAULT,
@@ -80,13 +81,14 @@ class Loop:
         """
         Args:
             prices: money for an hour of one GPU, by flavour like `H100/on-demand`.
+            currency: of `prices`; "" where nobody told.
             planned: is told what each plan took.
             chronicle: keeps the history; None: nobody does.
             policy: what plans may do.
         """
         self._cache = cache
         self._worker = worker
-        self._pricing = Pricing(cache, prices or {})
+        self._pricing = Pricing(cache, prices or {}, currency)
         self._chronicle = chronicle
         self._must_plan = True
         self.records: dict[str, Record] = {}
@@ -108,6 +110,7 @@ class Loop:
             start=self.start,
             trouble=self._trouble,
             prices=prices or {},
+            currency=currency,
             planned=planned,
             policy=policy,
         )

@@ -87,12 +87,14 @@ class Plans:
         start: Start,
         trouble: Trouble,
         prices: Mapping[str, float] | None = None,
+        currency: str = "",
         planned: Callable[[float], None] = lambda seconds: None,
         policy: Policy = DEFAULT,
     ) -> None:
         """
         Args:
             prices: money for an hour of one GPU, by flavour like `H100/on-demand`.
+            currency: of `prices`; "" where nobody told.
             planned: is told what each plan took, snapshot not included.
             policy: what plans may do; those between two that explain leave that out.
         """
@@ -114,7 +116,7 @@ class Plans:
         self._decisions = Decisions(
             worker, records, claims, start, lambda queue: why_drained(queue, cache.queues, self._spent.get(queue))
         )
-        self.books = Books(cache, worker.executor, self._prices)
+        self.books = Books(cache, worker.executor, self._prices, currency)
         self._words = Words(worker, records, roster.holders, start, self._later)
         self._looked: tuple[object, ...] = ()
         self._begun = False

@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 class Pricing:
     """Prices records. Of a flavour that has no price it warns once."""
 
-    def __init__(self, cache: Cache, prices: Mapping[str, float]) -> None:
-        """`prices`: money for an hour of one GPU, by flavour like `H100/on-demand`."""
-        self._cache, self._prices = cache, prices
+    def __init__(self, cache: Cache, prices: Mapping[str, float], currency: str = "") -> None:
+        """`prices`: money for an hour of one GPU, by flavour like `H100/on-demand`; in `currency`, "" for unknown."""
+        self._cache, self._prices, self._currency = cache, prices, currency
         self._unpriced: set[str] = set()
 
     def price(self, record: Record) -> None:
@@ -32,6 +32,7 @@ class Pricing:
         if first is None:
             return
         record.gpu_type, record.price = first
+        record.currency = self._currency
         base, workers = planning.base_of(placement), placement.workers
         if base < workers:
             last = self._of_node(record, placement.nodes[-1].node if placement.nodes else "", "")

@@ -174,7 +174,7 @@ class Operator:
             show=self._board.job if settings.api else None,
             patience=Patience(bad_node=0.0) if settings.bad_nodes is BadNodes.IGNORE else PATIENCE,
             history=self._history,
-            currency=self._prices.currency,
+            currency=self._prices.code,
             policy=Policy(settle=parse_duration(settings.settle_after)),
         )
         kinds = self._kinds = handlers.Kinds(

@@ -54,16 +54,14 @@ class Progress:
         self,
         cache: Cache,
         launchers: Launchers | None,
-        currency: str = "",
         *,
         node_hours: Callable[[], NodeHours] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`currency`: of all prices, as a code of ISO 4217; "" where nobody told. `node_hours`: hours between two
-        failures of one worker, as this cluster shows; None: gangs aren't told of them."""
+        """`node_hours`: hours between two failures of one worker, as this cluster shows; None: gangs aren't told of
+        them."""
         self._cache = cache
         self._clock = clock
-        self._currency = currency
         self._launchers = launchers
         self._node_hours = node_hours
         self._asked: dict[str, float] = {}
@@ -220,7 +218,7 @@ class Progress:
             return
         if record.tracker_knows == known and now - record.tracker_told_at < tracking.FACTS_EVERY:
             return
-        facts = tracking.facts(record, leader, self._currency, datetime.now(timezone.utc))
+        facts = tracking.facts(record, leader, datetime.now(timezone.utc))
         record.tracker_knows, record.tracker_told_at = known, now
         with contextlib.suppress(LauncherError):  # an older launcher has no such page; a word that is lost comes again
             await self._launchers.facts(_launcher(leader, record), facts)

@@ -131,7 +131,7 @@ class Record:
         heard: what an Event says of a pod of the gang that is being created for long.
         capacity: what became of the request for more nodes; None where none is made.
         gpu_type: of the nodes of the placement; "" while that is not known.
-        price: money for an hour of a whole one of these; 0 while that is not known.
+        price: money for an hour of a whole one of these, in `currency`; 0 while that is not known.
         launcher: the last answer of the launcher of index 0, given in the placement `launcher_generation` at
             `launcher_at` (monotonic), when all launchers had the membership of incarnation `launcher_told` (0: none).
         membership: the last one that was pushed, and the UIDs of the pods that have it (`members_told`).
@@ -178,6 +178,7 @@ class Record:
     capacity: Capacity | None = None
     gpu_type: str = ""
     price: float = 0.0
+    currency: str = ""
     ring: Callable[[str, float], None] = lambda uid, moment: None
     launcher: LauncherStatus | None = None
     launcher_generation: int = 0

@@ -90,6 +90,7 @@ class Situations:
             capacity=record.capacity,
             gpu_type=record.gpu_type,
             price=record.price if placement else 0.0,
+            currency=record.currency,
             priority=self.cache.priority(record.spec.priority_class) or 0,
             no_priority=self.inputs.no_priority_class(record),
             idle=idle_limit(record.spec.queue, self.cache.queues) if placement else None,

@@ -19,7 +19,7 @@ from muster.api.trainingjob_status import TrainingJobStatus
 from muster.api.windows import NEVER, Opening, latest_start, opening, window_error
 from muster.cluster.status import goes_on
 from muster.controllers import devices
-from muster.sizing.money import gpu_cost, written
+from muster.sizing.money import PLATFORM_PRICES, gpu_cost, written
 
 MARGIN: Final = 30.0
 """Seconds beyond its grace that a launcher gets to end a run at `maxRuntime` by itself."""
@@ -99,25 +99,30 @@ def window_end(spec: EffectiveSpec, placed_at: datetime, now: datetime) -> End |
     return End(closes, f"the job's window has closed; it goes on when the next one opens, at {then}")
 
 
-def used(status: TrainingJobStatus, gpus: int | Fraction, price: float, until: datetime) -> Usage:
+def used(status: TrainingJobStatus, gpus: int | Fraction, price: float, until: datetime, currency: str = "") -> Usage:
     """All that the job has used, the present placement up to `until` included.
 
     Args:
         gpus: of the present placement, slices as parts of one.
         price: of a whole one, an hour; 0 where it has none.
+        currency: of `price`; "" where nobody told.
     """
     before = status.usage or Usage()
     begins = status.placement.counts_from if status.placement else None
     if begins is None or not gpus:
         return before
     seconds = round(gpus * max(0.0, (until - begins).total_seconds()))
-    return spend(before, seconds, price)
+    return spend(before, seconds, price, currency)
 
 
-def spend(before: Usage, gpu_seconds: int, price: float) -> Usage:
+def spend(before: Usage, gpu_seconds: int, price: float, currency: str = "") -> Usage:
     """`before` and so many GPU-seconds more, at `price` for a GPU and hour."""
     cost = Fraction(before.cost or 0) + gpu_cost(gpu_seconds, Decimal(str(price)))
-    return Usage(gpu_seconds=before.gpu_seconds + gpu_seconds, cost=written(cost) if cost else None)
+    return Usage(
+        gpu_seconds=before.gpu_seconds + gpu_seconds,
+        cost=written(cost) if cost else None,
+        currency=(currency or None) if cost else None,
+    )
 
 
 def budget_spent(spec: EffectiveSpec, usage: Usage) -> str:
@@ -125,8 +130,9 @@ def budget_spent(spec: EffectiveSpec, usage: Usage) -> str:
     if spec.budget_gpu_hours is not None and usage.gpu_seconds >= spec.budget_gpu_hours * _HOUR:
         return f"the job has used its budget of {spec.budget_gpu_hours} GPU hours; raise budget.gpuHours to go on"
     if spec.budget_cost is not None and Decimal(usage.cost or 0) >= spec.budget_cost:
-        cost = f"{usage.cost} at the platform's prices"
-        return f"the job has cost {cost}, and its budget is {spec.budget_cost}; raise budget.cost to go on"
+        cost = f"{usage.cost} {usage.currency or PLATFORM_PRICES}"
+        budget = f"{spec.budget_cost} {usage.currency or ''}".rstrip()
+        return f"the job has cost {cost}, and its budget is {budget}; raise budget.cost to go on"
     return ""
 
 

@@ -20,12 +20,12 @@ FACTS_EVERY: Final = 60.0
 _MOST: Final = 2**31 - 1
 
 
-def facts(record: Record, leader: PodView, currency: str, now: datetime) -> Facts:
+def facts(record: Record, leader: PodView, now: datetime) -> Facts:
     """What only the operator knows of a placed job."""
     job, spec, placement = record.job, record.spec, record.job.status.placement
     gpus = placement.gpus(spec.gpus_per_worker) if placement is not None else 0
     held = devices.held(placement, spec, record.gpu_type) if placement is not None else 0
-    used = terms.used(job.status, held, record.price, now)
+    used = terms.used(job.status, held, record.price, now, record.currency)
     labels = {**job.metadata.annotations, **job.metadata.labels}
     tags = {
         "mlflow.user": labels.get(USER_LABEL, ""),
@@ -46,7 +46,7 @@ def facts(record: Record, leader: PodView, currency: str, now: datetime) -> Fact
         gpu_seconds=used.gpu_seconds,
         cost=str(used.cost or ""),
         hourly=float(held) * record.price,
-        currency=currency if used.cost else "",
+        currency=used.currency or "",
         at=now.timestamp(),
     )
 

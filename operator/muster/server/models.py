@@ -189,6 +189,7 @@ class BudgetShare(Answer):
     gpu_hours_used: float | None = None
     cost: float | None = Field(None, description="The limit, in the currency of the prices.")
     cost_used: float | None = None
+    currency: str = Field("", description="Of these; absent where the prices name none.")
     at_limit: str = Field(
         description="`hold`: nothing more starts then; `drain`: what runs and is preemptible saves and stops, too."
     )

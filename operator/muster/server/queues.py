@@ -56,6 +56,7 @@ def _budget(use: BudgetUse) -> BudgetShare:
         gpu_hours_used=round(float(use.gpu_seconds) / 3600, 1) if budget.gpu_hours is not None else None,
         cost=float(budget.cost) if budget.cost is not None else None,
         cost_used=round(float(use.cost), 2) if budget.cost is not None else None,
+        currency=use.currency if budget.cost is not None else "",
         at_limit=(AtBudgetEnd.DRAIN if use.drains else AtBudgetEnd.HOLD).value,
     )
 

@@ -42,6 +42,15 @@ def exact(amount: Decimal) -> str:
     return f"{amount.normalize():f}"
 
 
+PLATFORM_PRICES: Final = "at the platform's prices"
+"""Behind a sum of money whose currency nobody has told."""
+
+
+def in_currency(budget: int, currency: str | None) -> str:
+    """A budget in words: `90,000 EUR`; `90,000 in money` where nobody has told the currency."""
+    return f"{budget:,} {currency or 'in money'}"
+
+
 def rounded(amount: Fraction, places: int) -> Decimal:
     """The nearest decimal with so many places; halves to even."""
     return Decimal(round(amount * 10**places)).scaleb(-places)

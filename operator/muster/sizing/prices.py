@@ -53,6 +53,11 @@ class Catalogue:
     layers: tuple[PriceFile, ...] = ()
     problems: tuple[str, ...] = ()
 
+    @property
+    def code(self) -> str:
+        """The currency for a status or a tag: "" where nobody told."""
+        return "" if self.currency == NO_CURRENCY else self.currency
+
     def gpu(self, gpu_type: str, capacity: str, moment: datetime) -> Price | None:
         """The price of an hour of one GPU."""
         return self._at((gpu_type.lower(), capacity), moment)

@@ -14,7 +14,7 @@ from fractions import Fraction
 from muster.api.terms import AtBudgetEnd, Month, MonthlyBudget, MonthUse
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.gpus import named_type
-from muster.sizing.money import gpu_cost, written
+from muster.sizing.money import gpu_cost, in_currency, written
 from muster.sizing.slices import share, whole
 from muster.telemetry.cost.periods import month_of
 
@@ -27,12 +27,14 @@ class BudgetUse:
 
     Attributes:
         uses: those that it counts.
+        currency: of their cost; "" where nobody told.
         gpu_seconds, cost: used so far, slices as parts of a GPU.
         gpus, hourly: held now, and what they cost in an hour.
     """
 
     budget: MonthlyBudget
     uses: tuple[MonthUse, ...]
+    currency: str = ""
 
     @property
     def gpu_seconds(self) -> Fraction:
@@ -68,7 +70,8 @@ class BudgetUse:
             left = float((budget.gpu_hours * _HOUR - self.gpu_seconds) / self.gpus)
             yield f"{budget.gpu_hours} GPU hours{on_type(budget)}", left
         if budget.cost is not None and self.hourly:
-            yield f"{budget.cost} in money{on_type(budget)}", float((budget.cost - self.cost) / self.hourly) * _HOUR
+            limit = f"{in_currency(budget.cost, self.currency)}{on_type(budget)}"
+            yield limit, float((budget.cost - self.cost) / self.hourly) * _HOUR
 
 
 def on_type(budget: MonthlyBudget) -> str:
@@ -81,7 +84,10 @@ def budget_uses(queue: TrainingQueue, now: datetime) -> list[BudgetUse]:
     budgets = queue.spec.budgets or ()
     uses = brought_forward(queue.status.month, now) if budgets else ()
     types = [name for use in uses for name in (use.gpu_type, whole(use.gpu_type))]
-    return [BudgetUse(budget, tuple(use for use in uses if _counts(budget, use, types))) for budget in budgets]
+    currency = (queue.status.month.currency if queue.status.month is not None else None) or ""
+    return [
+        BudgetUse(budget, tuple(use for use in uses if _counts(budget, use, types)), currency) for budget in budgets
+    ]
 
 
 def _counts(budget: MonthlyBudget, use: MonthUse, types: list[str]) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from muster.api.effective import EffectiveSpec
 from muster.api.windows import window_error
 from muster.controllers import devices, terms
+from muster.sizing.money import in_currency
 from muster.telemetry.cost.periods import month_of, next_month
 from muster.telling.budgets import BudgetUse, budget_uses
 from muster.telling.scene import Scene
@@ -41,7 +42,9 @@ def first_ending(scene: Scene, spec: EffectiveSpec) -> Ending | None:
     first = min(ends, key=lambda end: end.left, default=None)
     if first is None or spec.budget_cost is None:
         return first
-    sooner = f", unless its budget of {spec.budget_cost} in money is used up before"
+    usage = scene.job.status.usage
+    budget = in_currency(spec.budget_cost, usage.currency if usage is not None else None)
+    sooner = f", unless its budget of {budget} is used up before"
     return replace(first, ahead=f"{first.ahead}{sooner}")
 
 

@@ -19,6 +19,7 @@ from muster.api.trainingjob_status import NumericsStatus, TrainingJobStatus, Tra
 from muster.cluster.status import below_wish, held_of
 from muster.cluster.views import PodView
 from muster.scheduling.plan import WaitReason
+from muster.sizing.money import PLATFORM_PRICES
 from muster.telling.scene import Scene
 from muster_protocol import exits
 from muster_protocol.counts import counted
@@ -330,7 +331,8 @@ def gpu_time(scene: Scene) -> tuple[str, str]:
         seconds += float(placement.gpus(spec.gpus_per_worker)) * max(0.0, (scene.now - begins).total_seconds())
     hours = f"{seconds / 3600:,.2f} GPU hours" if seconds else ""
     apart = " until the present placement" if begins is not None else ""
-    return hours, f"{Decimal(usage.cost):,.2f} at the platform's prices{apart}" if usage.cost else ""
+    money = usage.currency or PLATFORM_PRICES
+    return hours, f"{Decimal(usage.cost):,.2f} {money}{apart}" if usage.cost else ""
 
 
 def ago(moment: datetime | None, now: datetime) -> str:

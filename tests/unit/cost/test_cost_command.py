@@ -77,6 +77,12 @@ def test_every_table_has_the_same_total(by: str) -> None:
     assert whole["total"]["cost"] == json.loads(reported("-o", "json"))["total"]["cost"]
 
 
+def test_json_has_the_names_that_all_json_of_ours_has_and_leaves_labels_as_they_are() -> None:
+    (first, *_) = json.loads(reported("-o", "json", "--by", "label:cost_center"))["rows"]
+    assert {"label:cost_center", "gpuHours", "gbMonths", "spotSaved"} < set(first)
+    assert not [name for name in (*first, *first["waste"]) if "_" in name and not name.startswith("label:")]
+
+
 def test_the_csv_adds_up_to_the_same() -> None:
     rows = list(csv.DictReader(io.StringIO(reported("-o", "csv", "--by", "user,month"))))
     assert sum(Decimal(row["cost"]) for row in rows) == Decimal(json.loads(reported("-o", "json"))["total"]["cost"])
@@ -237,7 +243,7 @@ def test_reconcile_looks_at_the_server_that_a_job_named(tmp_path: Path, monkeypa
 def test_a_jobs_status_and_the_ledger_say_the_same() -> None:
     rows = json.loads(reported("-o", "json", "--by", "job"))["rows"]
     row = next(row for row in rows if row["job"] == "vision/vit-l")
-    seconds = round(Decimal(row["gpu_hours"]) * 3600)
+    seconds = round(Decimal(row["gpuHours"]) * 3600)
     gpus = Decimal(row["useful"]) + Decimal(row["wasted"])
     assert Decimal(spend(Usage(), seconds, 2.7).cost or 0) == round(gpus, 4)
 
@@ -346,7 +352,7 @@ def test_the_files_whole_time_is_that_of_what_was_kept_too(with_gpus: bool, tmp_
     held = Interval("a", 1, 0, 0, "n", "H100", "spot", 1, moment_of(9, 20), moment_of(9, 21))
     file.write_text("\n".join(written([kept, held] if with_gpus else [kept])))
     found = run("cost", "report", "--intervals", str(file), "-o", "json")
-    assert json.loads(found.stdout)["total"]["gb_months"] == "720.00", "thirty days"
+    assert json.loads(found.stdout)["total"]["gbMonths"] == "720.00", "thirty days"
 
 
 def moment_of(month: int, day: int) -> datetime:
@@ -408,7 +414,8 @@ def test_the_history_gives_the_same_report_and_what_goes_on_is_counted_as_far_as
     found = run("cost", "report", "--database", url, *arguments)
     assert found.exit_code == 0, found.output
     total = json.loads(found.stdout)["total"]
-    assert (total["gpu_hours"], total["useful"], total["idle"]) == ("30.00", "34.800000", "8.700000")
+    assert (total["gpuHours"], total["useful"], total["idle"]) == ("30.00", "34.800000", "8.700000")
+    assert total["wasted"] == "0.000000"
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,7 @@ async def world(
     node_hours: NodeHours = (("on-demand", 999.0),),
     node: NodeView | None = None,
     prices: dict[str, float] | None = None,
+    currency: str = "",
     priorities: dict[str, int] | None = None,
     planned: Callable[[float], None] = lambda seconds: None,
     patience: Patience = PATIENCE,
@@ -233,6 +234,7 @@ async def world(
         ),
         Progress(cache, None),
         prices=prices,
+        currency=currency,
         planned=planned,
         patience=patience,
     )

@@ -44,9 +44,9 @@ def queue(*budgets: dict[str, Any], name: str = "research", parent: str = "") ->
     return TrainingQueue.from_raw({"metadata": {"name": name}, "spec": spec | ({"parent": parent} if parent else {})})
 
 
-def holding(found: TrainingQueue, held: dict[str, Held], now: datetime) -> TrainingQueue:
+def holding(found: TrainingQueue, held: dict[str, Held], now: datetime, currency: str = "") -> TrainingQueue:
     """After a round of planning at `now`, through the wire."""
-    month = accounts.account(found, held, now)
+    month = accounts.account(found, held, now, currency)
     status = found.status.model_copy(update={"month": month})
     return TrainingQueue.from_raw(found.to_raw() | {"status": status.to_raw()})
 
@@ -92,6 +92,15 @@ def test_budgets_that_are_taken_away_and_set_again_go_on_from_what_was_used() ->
     assert kept == Month(until=DECEMBER + HOUR, uses=(MonthUse(gpu_type="H100", gpu_seconds=8 * 3600, cost="20"),))
 
 
+def test_another_currency_of_the_prices_is_written_down_and_nothing_is_converted() -> None:
+    held = {"H100": Held(8, 20.0)}
+    found = holding(queue({"cost": 1000}), held, NOON, "USD")
+    month = accounts.account(found, held, NOON + HOUR, "EUR")
+    assert month is not None
+    assert (month.currency, month.uses[0].cost, month.until) == ("EUR", "20", NOON + HOUR)
+    assert accounts.account(found, held, NOON + HOUR, "USD") is found.status.month
+
+
 def test_a_new_month_begins_at_nothing_with_what_is_held_then() -> None:
     found = holding(queue({"gpuHours": 100}), {"H100": Held(8, 20.0)}, NOON)
     assert accounts.spent(found, DECEMBER - HOUR) is not None
@@ -117,6 +126,10 @@ def test_a_budget_is_used_up_when_it_was_foretold_and_says_what_helps() -> None:
         "it takes jobs again on "
         "2026-12-01T00:00:00Z, or when the budget is raised"
     )
+    euros = holding(queue({"cost": 60}), {"H100": Held(8, 20.0)}, NOON, "EUR")
+    told = accounts.spent(euros, moment)
+    assert told is not None
+    assert told.message.startswith("queue research has spent its 60 EUR of 2026-11; it takes jobs again on")
     hours = accounts.spent(holding(queue({"gpuHours": 40}), {"H100": Held(8, 20.0)}, NOON), NOON + 5 * HOUR)
     assert hours is not None
     assert "40 GPU hours of 2026-11" in hours.message

@@ -495,6 +495,8 @@ def test_what_a_job_has_used_is_told_up_to_now() -> None:
     usage = {"gpuSeconds": 1369, "cost": "2.3406"}
     ended = Scene(job(phase="Succeeded", usage=usage), (), (), NOW)
     assert "0.38 GPU hours, 2.34 at the platform's prices" in shown(ended)
+    euros = Scene(job(phase="Succeeded", usage={**usage, "currency": "EUR"}), (), (), NOW)
+    assert "0.38 GPU hours, 2.34 EUR" in shown(euros)
     placed = {
         "generation": 2,
         "workers": 2,

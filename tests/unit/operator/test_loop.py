@@ -263,13 +263,13 @@ async def test_a_gang_on_slices_costs_its_part_of_the_gpus_that_they_are_of() ->
     status = {"allocatable": {"cpu": "8", "memory": "8Gi", "pods": "9", "nvidia.com/mig-1g.6gb": "8"}}
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
     node = NodeView.from_raw({"metadata": {"name": "n", "labels": labels}, "status": {**status, **ready}})
-    async with world(node=node, prices={"A30/on-demand": 0.8}) as place:
+    async with world(node=node, prices={"A30/on-demand": 0.8}, currency="EUR") as place:
         slices = {"resources": {"limits": {"nvidia.com/mig-1g.6gb": "2"}}}
         place.submit("a", workers=3, each=slices)
         await place.until(lambda: place.server.pods)
         (record,) = place.loop.records.values()
         await place.until(lambda: record.price == 0.8)
-        assert record.gpu_type == "A30"
+        assert (record.gpu_type, record.currency) == ("A30", "EUR")
         metrics = Metrics()
         Observing(metrics, {"A30/on-demand": 0.8}).look(place.loop, place.cache)
         shown = {sample.name: sample.value for family in families(metrics.text().decode()) for sample in family.samples}

@@ -78,22 +78,21 @@ def test_a_queue_shows_what_it_has_used_of_its_budgets_of_this_month() -> None:
     found = queue(
         "research",
         budgets=[{"gpuType": "H100", "gpuHours": 40_000}, {"gpuHours": 50_000, "cost": "90000", "atLimit": "drain"}],
-        status={"month": {"until": "2026-11-02T11:00:00Z", "uses": uses}},
+        status={"month": {"until": "2026-11-02T11:00:00Z", "currency": "EUR", "uses": uses}},
     )
     assert budgets(found, noon) == (
-        "1,008.0 of 40,000 GPU hours H100, then hold; "
-        "1,010.0 of 50,000 GPU hours, 2,520.00 of 90,000 in money, then drain"
+        "1,008.0 of 40,000 GPU hours H100, then hold; 1,010.0 of 50,000 GPU hours, 2,520.00 of 90,000 EUR, then drain"
     )
     assert budgets(found, datetime(2026, 12, 1, tzinfo=timezone.utc)).startswith("0.0 of 40,000 GPU hours H100")
     (row,) = summaries([found], noon)
-    assert row.model_dump(by_alias=True, exclude_none=True)["budgets"] == [
+    assert row.model_dump(by_alias=True, exclude_defaults=True)["budgets"] == [
         {"gpuType": "H100", "gpuHours": 40_000, "gpuHoursUsed": 1_008.0, "atLimit": "hold"},
         {
-            "gpuType": "",
             "gpuHours": 50_000,
             "gpuHoursUsed": 1_010.0,
             "cost": 90_000.0,
             "costUsed": 2_520.0,
+            "currency": "EUR",
             "atLimit": "drain",
         },
     ]

@@ -209,6 +209,23 @@ def test_use_is_gpus_times_time_held_and_costs_what_they_cost() -> None:
     assert terms.used(placed(TrainingJobStatus(), now - HOUR), 8, 0.0, now) == Usage(gpu_seconds=8 * 3600, cost=None)
 
 
+def test_what_a_job_costs_is_in_the_currency_of_the_prices() -> None:
+    now = datetime(2026, 3, 2, tzinfo=UTC)
+    dollars = TrainingJobStatus(usage=Usage(gpu_seconds=3600, cost="1.5", currency="USD"))
+    assert terms.used(dollars, 8, 2.0, now, "EUR") == dollars.usage, "nothing was counted since"
+    paid = terms.used(placed(dollars, now - HOUR), 8, 2.0, now, "EUR")
+    assert paid == Usage(gpu_seconds=9 * 3600, cost="17.5", currency="EUR")
+    free = terms.used(placed(TrainingJobStatus(), now - HOUR), 8, 0.0, now, "EUR")
+    assert (free.cost, free.currency) == (None, None)
+    limit = spec(budget={"cost": 17})
+    assert terms.budget_spent(limit, paid) == (
+        "the job has cost 17.5 EUR, and its budget is 17 EUR; raise budget.cost to go on"
+    )
+    assert "17.5 at the platform's prices, and its budget is 17;" in terms.budget_spent(
+        limit, paid.model_copy(update={"currency": None})
+    )
+
+
 def test_the_end_of_a_budget_is_known_beforehand_and_is_when_it_is_spent() -> None:
     now = datetime(2026, 3, 2, tzinfo=UTC)
     status = placed(TrainingJobStatus(usage=Usage(gpu_seconds=40 * 3600, cost="80")), now)

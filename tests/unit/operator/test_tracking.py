@@ -124,8 +124,8 @@ def leader(image: str) -> PodView:
 
 def test_what_the_tracker_is_told_of_cost_and_image() -> None:
     record = Record.of(placed(nodes="a", restarts=1, restartsInPlace=2))
-    record.price = 2.0
-    facts = tracking.facts(record, leader(DIGEST), "EUR", NOW)
+    record.price, record.currency = 2.0, "EUR"
+    facts = tracking.facts(record, leader(DIGEST), NOW)
     assert (facts.gpus, facts.gpu_seconds, facts.hourly) == (16, 3600 + 16 * 7200, 32.0)
     assert (float(facts.cost), facts.currency) == (2.5 + 64.0, "EUR")
     assert facts.tags == {

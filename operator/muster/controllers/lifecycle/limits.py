@@ -59,7 +59,8 @@ def _stop(turn: Turn, *, windowed: bool) -> bool:
             ends.append((window.at, WaitReason.WINDOW_CLOSED.value, window.message))
     budget = terms.budget_end(spec, status, gpus, turn.s.price)
     if budget is not None:
-        message = terms.budget_spent(spec, terms.used(status, gpus, turn.s.price, turn.s.now))
+        usage = terms.used(status, gpus, turn.s.price, turn.s.now, turn.s.currency)
+        message = terms.budget_spent(spec, usage)
         ends.append((budget, Reason.BUDGET_EXHAUSTED.value, message))
     for at, reason, message in sorted(ends):
         if at > turn.s.now:

@@ -145,7 +145,7 @@ class Situation:
         heard: what an Event says of a pod of the gang that is being created for long, or None.
         capacity: what became of the request for more nodes, or None.
         gpu_type: of the present placement's nodes; "" where that is not known.
-        price: money for an hour of a whole one of these; 0 where it has no price.
+        price: money for an hour of a whole one of these, in `currency`; 0 where it has no price.
         priority: value of the PriorityClass that the spec names; 0 where it names none or there is none.
         no_priority: what is wrong where there is none of that name, or "".
         idle: what the queue, or one above it, says of idle GPUs; None where none does, and without a placement.
@@ -182,6 +182,7 @@ class Situation:
     capacity: Capacity | None = None
     gpu_type: str = ""
     price: float = 0.0
+    currency: str = ""
     priority: int = 0
     no_priority: str = ""
     idle: IdleLimit | None = None
@@ -315,7 +316,7 @@ class Turn:
         if before.placement is not None and self.status.placement is None:
             gpus = devices.held(before.placement, self.s.spec, self.s.gpu_type)
             if gpus:
-                self.draft.set(usage=terms.used(before, gpus, self.s.price, self.s.now))
+                self.draft.set(usage=terms.used(before, gpus, self.s.price, self.s.now, self.s.currency))
         self._count_time(before)
 
     def account(self) -> Goodput:

@@ -19,6 +19,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final
 
+from pydantic.alias_generators import to_camel
+
 from muster.sizing.money import GB, HOUR, MONTH, apportioned, rounded
 from muster.telemetry.cost.chargeback import IDLE, UNKNOWN, Report, Row
 from muster.telemetry.cost.intervals import JobFacts
@@ -93,17 +95,15 @@ _PRICING: Final = {"on-demand": "Standard", "reserved": "Committed", "spot": "Dy
 
 
 def row_fields(report: Report, row: Row) -> dict[str, Any]:
-    """A row of the report as plain values: money and hours as decimals, flags as they are."""
+    """A row of the report as plain values: hours and money as decimals, of which money has all the report's places."""
     group = dict(zip(report.by, row.group, strict=False))
+    zero = Decimal(0).scaleb(-report.places)
+    money = {"useful": row.useful, "wasted": row.wasted, "idle": row.idle, "storage": row.storage, "cost": row.cost}
     return group | {
         "gpu_hours": row.gpu_hours,
         "gb_months": row.gb_months,
-        "useful": row.useful,
-        "wasted": row.wasted,
-        "idle": row.idle,
-        "storage": row.storage,
-        "cost": row.cost,
-        "spot_saved": row.saved,
+        **{name: amount + zero for name, amount in money.items()},
+        "spot_saved": row.saved + zero,
         "currency": report.ledger.currency,
         "estimated": row.estimated,
     }
@@ -116,10 +116,14 @@ def to_csv(report: Report) -> str:
 
 
 def to_json(report: Report) -> str:
-    """The whole report. Money is text, since numbers in JSON are floats to most who read them."""
+    """The whole report, with names in camelCase like all JSON that Muster gives. Money is text, since numbers in JSON
+    are floats to most who read them."""
 
     def fields(row: Row) -> dict[str, Any]:
-        return row_fields(report, row) | {"waste": dict(row.waste)}
+        found = row_fields(report, row)
+        of = {name: found.pop(name) for name in report.by[: len(row.group)]}
+        waste = {to_camel(part): amount for part, amount in row.waste.items()}
+        return of | {to_camel(name): value for name, value in found.items()} | {"waste": waste}
 
     whole = {
         "begins": _time(report.ledger.begins),
