@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import sys
-import time
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import nn
@@ -30,7 +28,6 @@ from muster_runtime.session.attempts import Restored, RunState
 from muster_runtime.session.boundary import Agreement, Square, Votes, agree
 from muster_runtime.session.gradients import Gradients
 from muster_runtime.session.guard import Guard, Unsound
-from muster_runtime.session.leftover import LeftOver
 from muster_runtime.session.norms import Norms
 from muster_runtime.session.numerics import Action
 from muster_runtime.session.points import Points
@@ -38,15 +35,10 @@ from muster_runtime.session.profiling import Profiler
 from muster_runtime.session.progress import Progress
 from muster_runtime.session.saves import Saves
 from muster_runtime.session.settings import Settings
+from muster_runtime.session.stopping import Stopping
 from muster_runtime.session.tracking import Tracked
+from muster_runtime.session.updates import Updates
 from muster_runtime.telemetry.goodput import Part
-
-SEEN_STEPS: Final = 100
-"""Steps in a row in which each optimizer's update was seen, after one without, until a save relies on the next one: a
-`GradScaler` leaves some out at first, and then seldom."""
-
-_SIGNALLED_SECONDS: Final = 20.0
-"""Who asks to stop by a signal alone doesn't tell how long it waits; Slurm does for 30 s where nobody has set it."""
 
 
 class Run:
@@ -56,12 +48,13 @@ class Run:
         self.pulse = pulse
         self._gang, self._strategy, self._device = gang, settings.strategy, device
         reporter = Reporter()
-        self._control = ControlReader()
+        control = ControlReader()
+        self.stopping = Stopping(control)
         points = Points(settings.rank) if settings.tracked and settings.rank == 0 else None
         self.progress = Progress(
             settings.rank, settings.world_size, device, reporter, points, is_saved=bool(settings.checkpoint)
         )
-        self.saves = Saves(settings, gang, device, self.progress, reporter, self._control)
+        self.saves = Saves(settings, gang, device, self.progress, reporter, control)
         self.seed = settings.seed
         self.step = 0
         """Steps done since the run began."""
@@ -81,36 +74,17 @@ class Run:
         """What was restored, until it is told or trained on."""
         self._total: int | None = None
         self._step_open = False
-        self._updated: set[int] = set()
-        """The ids of the tracked optimizers that have stepped in this step, or since the last."""
-        self._left_over = LeftOver()
-        self._steps_seen: float = math.inf  # since one in which not every tracked optimizer's update was seen
-        self._replayed: set[int] = set()
-        """Ids of tracked optimizers with an update in a CUDA graph: from then on it may come in any step, unseen."""
+        self._updates = Updates(self.tracked)
         self.went_back = False
         """The last step ended with a return to a checkpoint, and nobody has gone on from there yet."""
         self._guard = Guard(settings.numerics, gang, self.progress) if settings.numerics is not None else None
-        self._profiler = Profiler(settings.rank, device, self._control, reporter)
+        self._profiler = Profiler(settings.rank, device, control, reporter)
         self._norms = Norms(settings.rank, settings.world_size)
         self._samples = 0  # of the step that was done last, over the whole gang
         self._forwards: dict[tuple[int, int], int] = {}  # by optimizer and model, at the optimizer's last step
-        self._signalled: float | None = None  # when, on the monotonic clock
         self._steps_here = 0  # of this process
         self._asked: Asked = {}
         self.closed = False
-
-    def should_stop(self) -> bool:
-        return self._signalled is not None or self._control.stop_requested()
-
-    def signal_stop(self) -> None:
-        """A signal asked this process to stop."""
-        self._signalled = self._signalled or time.monotonic()
-
-    def _save_until(self) -> float | None:
-        """Until when a last save is tried again, on the monotonic clock; None: there is no hurry."""
-        if self._control.stop_requested() or self._signalled is None:
-            return self._control.deadline()
-        return self._signalled + _SIGNALLED_SECONDS
 
     # ------------------------------------------------------------------ the loop's ends
 
@@ -217,7 +191,8 @@ class Run:
     def opens_step(self) -> None:
         self.pulse.step_opens()
         self._found = None
-        self._step_open, self._updated = True, set()
+        self._step_open = True
+        self._updates.step_opens()
         self.gradients.open_step()
 
     def closes_step(self) -> None:
@@ -234,13 +209,13 @@ class Run:
             return
         self._step_open = False
         self.step += 1
-        self._judge_step()
+        self.saves.step_over(seen=self._updates.step_ends())
         if (loss := self.gradients.loss()) is not None:
             self.progress.note_loss(self.step, *loss)
         if self.driver is not None:
             if self._guard is not None:
                 batch = self.driver.epoch, self.driver.number
-                self._guard.trained(self.step - 1, batch, updated=bool(self._updated))
+                self._guard.trained(self.step - 1, batch, updated=self._updates.made)
             self._samples = self.driver.samples or 0
             self.driver.move_on()
         due = self._is_due()  # also where the save waits, or its turn would pass unseen
@@ -251,19 +226,12 @@ class Run:
             checks.refuse_unrelated(self.tracked, self._gang)
         self.pulse.step_done(self.step)
         if agreed:
-            self._save(updates_seen=self._steps_seen >= SEEN_STEPS and not self._replayed)
+            self._save(updates_seen=self._updates.reliable)
         if self._profiler.at_boundary(self.step):
             with self.pulse.during(Section.EVALUATION):  # it may take longer than a step
                 self._profiler.turn(self.step)
         if self.driver is not None and self.driver.is_over:
             self.pulse.enter(Section.EVALUATION)  # and whatever else stands between two epochs
-
-    def _judge_step(self) -> None:
-        """Whether each optimizer's update in this step was seen, on which a save may count that copies beside it."""
-        seen = self._updated >= self._optimizers().keys()
-        self._left_over.wanted |= not self._updated
-        self._steps_seen = self._steps_seen + 1 if seen else 0
-        self.saves.step_over(seen=seen)
 
     def between_epochs(self) -> None:
         """The boundary after an epoch's whole body. No step is counted here."""
@@ -281,12 +249,12 @@ class Run:
         def lives() -> None:
             self.pulse.enter(Section.CHECKPOINT)
 
-        return self.saves.save_now(self.tracked, state, finished=finished, deadline=self._save_until, lives=lives)
+        return self.saves.save_now(self.tracked, state, finished=finished, deadline=self.stopping.deadline, lives=lives)
 
     def optimizer_steps(self, optimizer: Optimizer, *, closure: bool = False) -> None:
         """Called before any optimizer's step. `closure`: it makes its gradients itself."""
         self.saves.before_update()
-        names = self._optimizers()
+        names = self._updates.names()
         name = names.get(id(optimizer))
         captured = captures()
         if captured and name is not None:  # the update comes with each replay, and not now
@@ -294,10 +262,8 @@ class Run:
             checks.refuse_hidden(
                 guarded=self._guard is not None, early=self.saves.wanted and not self.began, elastic=elastic
             )
-            self._replayed.add(id(optimizer))
-        elif name is not None:
-            self._updated.add(id(optimizer))
-            self._left_over.uses(optimizer)
+        if name is not None:
+            self._updates.comes(optimizer, captured=captured)
         if not self._step_open:  # it takes the gradients that were left at an epoch's end
             return
         if name is None:
@@ -318,25 +284,13 @@ class Run:
         self._norms.sees_update(self.step, optimizer, closure=closure)
         self.pulse.owns(Stage.OPTIMIZER)
 
-    def _optimizers(self) -> dict[int, str]:
-        """Names of the tracked ones by id."""
-        return {id(one.thing): one.name for one in self.tracked if isinstance(one.thing, Optimizer)}
-
     # ------------------------------------------------------------------ what the ranks agree on
 
     def _is_due(self) -> bool:
-        return self.saves.is_due(self.step) and self._between_updates()
+        return self.saves.is_due(self.step) and self._updates.are_whole()
 
     def _stops_here(self) -> bool:
-        return self.should_stop() and self._between_updates()
-
-    def _between_updates(self) -> bool:
-        """False in the middle of gradient accumulation: gradients are in no checkpoint, so a save waits."""
-        optimizers = [tracked.thing for tracked in self.tracked if isinstance(tracked.thing, Optimizer)]
-        optimizers = [optimizer for optimizer in optimizers if id(optimizer) not in self._replayed]
-        if self._updated or not optimizers:
-            return True
-        return all(self._left_over.is_all(optimizer) for optimizer in optimizers)
+        return self.stopping.is_asked() and self._updates.are_whole()
 
     def _agree(self, *, save: bool, stop: bool, ends: bool, soon: bool, counts: bool = True) -> bool:
         """Whether to save now. Leaves the process when the gang stops. `counts`: one more step is done."""
@@ -422,7 +376,7 @@ class Run:
             self.saves.go_back(self.tracked)
 
     def _give_up(self, found: Unsound) -> NoReturn:
-        self.saves.step_over(seen=bool(self._updated))  # its hook has waited for all copies, and no other follows
+        self.saves.step_over(seen=self._updates.made)  # its hook has waited for all copies, and no other follows
         with self.pulse.during(Section.CHECKPOINT):
             self.saves.settle()
         raise NumericsError(f"{found.told}, and the run ends: {found.ends}")
@@ -431,12 +385,9 @@ class Run:
         if self.pulse.step < self.step:
             self.pulse.step_done(self.step)  # all that was done is kept
         self.pulse.enter(Section.CHECKPOINT)
-        if self._save_now(self._state(), finished=False):
-            self.progress.log(f"stopped after step {self.step}, as asked; the checkpoint is committed")
-        else:
-            self.progress.log(
-                f"stopped after step {self.step}, as asked; there is no checkpoint uri, so nothing was saved"
-            )
+        saved = self._save_now(self._state(), finished=False)
+        kept = "the checkpoint is committed" if saved else "there is no checkpoint uri, so nothing was saved"
+        self.progress.log(f"stopped after step {self.step}, as asked; {kept}")
         self.closed = True
         self.saves.close()
         self.progress.stopped(self.step)

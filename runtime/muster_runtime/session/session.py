@@ -83,7 +83,7 @@ class Session:
 
     def should_stop(self) -> bool:
         """Whether this rank was asked to stop. Purely local; the gang stops at the next boundary."""
-        return self.run.should_stop()
+        return self.run.stopping.is_asked()
 
     def evaluate(self) -> AbstractContextManager[None]:
         """Around an evaluation that is slower than a step: it has a time of its own before it counts as hung. Local."""

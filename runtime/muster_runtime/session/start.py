@@ -143,7 +143,7 @@ def _listen(run: Run) -> None:
     if on_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # a handler of the script's own stays
 
         def stop(*_: object) -> None:
-            run.signal_stop()
+            run.stopping.signal()
 
         def forked() -> None:
             """What the script forks (a pool's workers) is ended by SIGTERM, as if there were no session."""

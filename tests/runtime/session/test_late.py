@@ -18,13 +18,13 @@ import hashlib, json, os, threading
 import torch
 from torch import nn
 import muster_runtime as muster
-import muster_runtime.session.run
+import muster_runtime.session.updates
 from muster_runtime.checkpoint import staging
 from muster_runtime.checkpoint.layout import raw_bytes
 
 copies, move = threading.Event(), staging._move
 staging._move = lambda moves: (print("copies late", flush=True), copies.wait(), move(moves))
-muster_runtime.session.run.SEEN_STEPS = int(os.environ.get("SEEN", "100"))
+muster_runtime.session.updates.SEEN_STEPS = int(os.environ.get("SEEN", "100"))
 
 session = muster.start()
 models = [session.wrap(nn.Linear(256, 256)) for _ in range(2 if os.environ.get("SECOND") else 1)]

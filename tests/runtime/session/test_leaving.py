@@ -32,7 +32,7 @@ session.track(model=model, optimizer=optimizer)
 try:
     for step in session.steps(2):
         if "stopped" in sys.argv:
-            session.run.signal_stop()
+            session.run.stopping.signal()
         optimizer.step()
         print("trains with", gloo_threads())
     if "destroyed" in sys.argv:

@@ -141,7 +141,8 @@ for name, total in (("first", 10), ("second", 20)):
         with (folder / "steps").open("a") as file:
             print(name, step, file=file)
         if (name, step) == ("first", 3): break
-        if step == 6 and "CUT" in os.environ: os._exit(9) if os.environ["CUT"] == "kill" else session.run.signal_stop()
+        if step == 6 and "CUT" in os.environ:
+            os._exit(9) if os.environ["CUT"] == "kill" else session.run.stopping.signal()
     session.finish()
 """
 

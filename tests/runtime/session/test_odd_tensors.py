@@ -128,7 +128,7 @@ for step in session.steps(4):
     with torch.no_grad():
         model.added.bias.fill_(float(step))
     if step == 2 and session.resumed_from is None:
-        session.run.signal_stop()
+        session.run.stopping.signal()
     print("HAD", step, model.base.bias.tolist())
 print("FOUND", model.added.bias.tolist())
 """
@@ -168,7 +168,7 @@ session.track(model=net)
 for step in session.steps(5):
     net[0].past += (step,)
     if step == 2 and session.resumed_from is None and "CUT" in os.environ:
-        session.run.signal_stop()
+        session.run.stopping.signal()
 print("PAST", net[0].past)
 """
 
@@ -205,7 +205,7 @@ for step in session.steps(4):
             getattr(metric, name).fill_(float(10 + session.rank))
     metric.values.append(torch.full((step + 1,), float(session.rank)))
     if step == 2 and session.resumed_from is None:
-        session.run.signal_stop()
+        session.run.stopping.signal()
 counted = {float(x) for name in ("correct", "total", "hits", "misses") for x in getattr(metric, name)}
 print("COUNTED", counted, [len(value) for value in metric.values])
 """
@@ -258,7 +258,7 @@ session.track(model=model)
 for step in session.steps(4):
     model(torch.randn(5, 2))
     if step == 1 and "CUT" in os.environ:
-        session.run.signal_stop()
+        session.run.stopping.signal()
 print("FOUND", model[1].most.tolist())
 """
 

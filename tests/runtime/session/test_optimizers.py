@@ -85,7 +85,7 @@ def texts(value):
 for step in session.steps(5):
     session.report(loss=sum(train(models[name], optimizers[name]) for name in KINDS))
     if step == 2 and "CUT" in os.environ:
-        session.run.signal_stop()
+        session.run.stopping.signal()
 found = {name: texts([models[name].state_dict(), optimizers[name].state_dict()]) for name in KINDS}
 print("FOUND", json.dumps(found), flush=True)
 """
@@ -154,7 +154,7 @@ for step in session.steps(6):
     group["momentum"] = 0.9 / (step + 1)
     print("HAD", step, loss.item().hex(), base.param_groups[0]["lr"], base.param_groups[0]["momentum"])
     if step == 2 and session.resumed_from is None and "CUT" in os.environ:
-        session.run.signal_stop()
+        session.run.stopping.signal()
 """
 
 

@@ -29,7 +29,7 @@ for step in session.steps(6):
     optimizer.zero_grad(); loss.backward(); optimizer.step()
     session.report(loss=loss)
     if step == 2 and "CUT" in os.environ:
-        session.run.signal_stop()
+        session.run.stopping.signal()
 for group in optimizer.param_groups:
     assert group.get("param_names", [names[id(p)] for p in group["params"]]) == [names[id(p)] for p in group["params"]]
 weights = [[name, p.tolist()] for name, p in model.named_parameters()]
