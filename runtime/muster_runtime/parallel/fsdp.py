@@ -11,6 +11,16 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 
+def why_not_here(device: torch.device) -> str:
+    """Why this torch can't shard models on `device`; "" where it can. Up to torch 2.6 FSDP2 asks streams for events,
+    which a CPU's don't have there."""
+    if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
+        return (
+            f"torch {torch.__version__} shards models on GPUs only, and this rank has none; torch 2.7 does on CPUs, too"
+        )
+    return ""
+
+
 def make_mesh(strategy: str, device: torch.device, world_size: int, ranks_per_worker: int) -> DeviceMesh:
     """One dimension for fsdp; (replicate, shard) for hsdp, which shards inside a worker."""
     if strategy == "fsdp":

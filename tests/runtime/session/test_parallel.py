@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from muster_runtime.errors import UsageError
 from muster_runtime.parallel.ddp import data_parallel
 from muster_runtime.parallel.wrap import wrap_model, wrapped_at
 
@@ -105,3 +106,11 @@ def test_a_sharded_model_computes_in_bf16_and_gives_fp32() -> None:
     nn.functional.mse_loss(output, torch.randn(8, 1)).backward()
     assert {(p.dtype, p.grad.dtype) for p in model.parameters() if p.grad is not None} == {(torch.float32,) * 2}
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_torch_that_shards_on_gpus_only_is_told_with_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.cpu.Stream, "record_event")  # as up to torch 2.6
+    told = r"train.py:3: strategy fsdp: torch \S+ shards models on GPUs only.*or strategy ddp"
+    with pytest.raises(UsageError, match=told):
+        wrap(nn.Linear(2, 2), "fsdp", ranks=1)
+    wrap(nn.Linear(2, 2), "ddp", ranks=1)
