@@ -116,9 +116,18 @@ class Matcher:
         """Whether kube-scheduler would let the pod onto `node` if it had room; GPU type and capacity are not judged."""
         if node.name in self._avoided:
             return False
-        if not (self._has_labels(node) and self._has_affinity(node)) or self._in_the_way(node):
-            return False
-        return all(_any_matches(terms, node) for _, terms in self._volumes)
+        return self._suits(node) and not self._in_the_way(node)
+
+    def is_kept_by(self, taint: str, node: Node) -> bool:
+        """Whether nothing but the taint of this key keeps the pod from `node`, also where it stays away from it now."""
+        return self._suits(node) and {each.key for each in self._in_the_way(node)} == {taint}
+
+    def _suits(self, node: Node) -> bool:
+        return (
+            self._has_labels(node)
+            and self._has_affinity(node)
+            and all(_any_matches(terms, node) for _, terms in self._volumes)
+        )
 
     def _has_labels(self, node: Node) -> bool:
         return all(node.labels.get(key) == value for key, value in self._selector)
@@ -161,8 +170,9 @@ class Matcher:
             suiting = [node for node in suiting if _any_matches(terms, node)]
             if not suiting:
                 return f"none whose labels suit reaches the volume of PersistentVolumeClaim {claim!r}"
-        taints = [self._in_the_way(node) for node in suiting if node.name not in self._avoided]
-        if not taints or not all(taints):
+        near = [node for node in suiting if node.name not in self._avoided] or suiting
+        taints = [self._in_the_way(node) for node in near]
+        if not all(taints):
             return ""
         told = sorted({self._named(one) for each in taints for one in each})
         more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""

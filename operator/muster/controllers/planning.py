@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from textwrap import shorten
@@ -29,8 +29,9 @@ from muster.controllers.lifecycle.capacity import not_needed
 from muster.controllers.lifecycle.turn import write_stop
 from muster.controllers.telling import Word
 from muster.controllers.terms import NO_BOUNDS, Bounds, length
-from muster.scheduling.plan import LACKS_NODES, MoveReason, Waiting, WaitReason
+from muster.scheduling.plan import MoveReason, Waiting, WaitReason
 from muster.scheduling.snapshot import FOREVER, NONE, Index, Snapshot, TopologyMode
+from muster.telling.wording import STAYS_AWAY
 from muster_protocol.counts import counted
 
 HOST_ONLY: Final = (LevelInput("host", names.HOST_LABEL),)
@@ -369,12 +370,10 @@ def waiting_status(
     return draft.done()
 
 
-def avoiding(status: TrainingJobStatus, reason: WaitReason, now: datetime) -> str:
+def avoiding(status: TrainingJobStatus, now: datetime, quarantined: Collection[str] = ()) -> str:
     """What is told, behind the planner's sentence about nodes, of a job that stays away from some; "" for others. The
-    planner knows them only as nodes that don't suit."""
-    if not status.avoided or reason not in LACKS_NODES:
-        return ""
-    avoided = [item for item in status.avoided if item.until > now]
+    planner knows them only as nodes that don't suit. Of those in quarantine nothing is: nobody could start there."""
+    avoided = [item for item in status.avoided if item.until > now and item.node not in quarantined]
     if not avoided:
         return ""
     each = [
@@ -383,7 +382,7 @@ def avoiding(status: TrainingJobStatus, reason: WaitReason, now: datetime) -> st
     ]
     more = len(avoided) - _AVOIDED_SHOWN
     nodes = "; ".join(each[:_AVOIDED_SHOWN]) + (f"; and {more} more" if more > 0 else "")
-    return f"; the job stays away from {nodes}: suspend and resume it to try there at once"
+    return f"; {STAYS_AWAY} {nodes}: suspend and resume it to try there at once"
 
 
 def blockers(waiting: Waiting, names_by_uid: Mapping[str, str]) -> str:

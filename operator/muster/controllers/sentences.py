@@ -9,8 +9,10 @@ from functools import cached_property
 from typing import Final
 
 from muster.api.common import format_time
+from muster.api.names import QUARANTINE_TAINT
 from muster.api.queue_position import Ahead
 from muster.api.trainingqueue import TrainingQueue
+from muster.cluster import marks
 from muster.cluster.eligibility import Matcher, NodeFilter
 from muster.cluster.jobs import JobInput
 from muster.cluster.snapshot import of_kind
@@ -23,6 +25,8 @@ from muster.scheduling.plan import LACKS_NODES, Change, ChangeKind, Waiting, Wai
 from muster.scheduling.snapshot import Snapshot
 from muster_protocol.counts import counted
 
+NODES: Final = 2
+"""Nodes in quarantine that are named."""
 HOLDERS: Final = 4
 """Jobs that hold what one lacks, of which it is told."""
 
@@ -49,6 +53,7 @@ class Sentences:
         self._names, self._queues, self._errors, self._spent = names, queues, errors, spent
         self._nodes, self._now, self._ceilings = nodes, now, ceilings(snapshot)
         self._misfits: dict[NodeFilter, str] = {}
+        self._shut: dict[NodeFilter, str] = {}
         self._elsewhere: dict[tuple[NodeFilter, str], Change | None] = {}
         self._ahead: dict[tuple[tuple[str, ...], str, tuple[str, ...]], tuple[Ahead, ...]] = {}
 
@@ -59,7 +64,9 @@ class Sentences:
             told = why_closed(record.spec.queue, self._standings.get(record.spec.queue)) or told
         elif waiting.reason is WaitReason.NO_ELIGIBLE_NODES and record.planned is not None:
             told += self._misfit(record.planned[1]) + self._later(record.planned[1])
-        told += planning.avoiding(record.job.status, waiting.reason, self._now)
+        if waiting.reason in LACKS_NODES:
+            told += self._in_quarantine(record.planned[1]) if record.planned is not None else ""
+            told += planning.avoiding(record.job.status, self._now, {node.name for node in self._quarantined})
         told += planning.last_start(record.job)
         if record.planned is not None:
             told += _of_base(record.planned[1], waiting)
@@ -116,6 +123,25 @@ class Sentences:
         found = {self._misfits[each] for each in filters} - {""}
         return f": {found.pop()}" if len(found) == 1 else ""
 
+    @cached_property
+    def _quarantined(self) -> Sequence[NodeView]:
+        return [node for node in self._nodes if marks.tainted(node)]
+
+    def _in_quarantine(self, job: JobInput) -> str:
+        """The nodes that the job would take, if they were not in quarantine."""
+        demands = job.node_filter
+        if not self._quarantined:
+            return ""
+        if demands not in self._shut:
+            matcher = Matcher(demands)
+            kept = [
+                node
+                for node in self._quarantined
+                if of_kind(demands, node) and matcher.is_kept_by(QUARANTINE_TAINT, node)
+            ]
+            self._shut[demands] = _shut(kept)
+        return self._shut[demands]
+
     def _later(self, job: JobInput) -> str:
         """From when on it takes nodes of another kind, too, where it does not take them all yet."""
         ahead = [other for other in job.terms.alternatives if other.since > self._now.timestamp()]
@@ -129,6 +155,18 @@ class Sentences:
     @cached_property
     def _standings(self) -> Mapping[str, Standing]:
         return standings(self._queues, self._errors, self._spent)
+
+
+def _shut(nodes: Sequence[NodeView]) -> str:
+    """Nodes in quarantine, and until when, as a clause; "" for none."""
+    if not nodes:
+        return ""
+    each = [
+        f"{node.name} (until {node.quarantine_until or 'somebody lets it out'})"
+        for node in sorted(nodes, key=lambda node: node.name)
+    ]
+    more = f" and {len(each) - NODES} more" if len(each) > NODES else ""
+    return f"; in quarantine, or it would suit: {', '.join(each[:NODES])}{more}"
 
 
 def _of_base(job: JobInput, waiting: Waiting) -> str:

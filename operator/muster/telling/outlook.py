@@ -15,10 +15,10 @@ from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.hindrances import PODS_ARE_MADE, hinders, keeps_pods
 from muster.cluster.status import is_false, reason_of
-from muster.scheduling.plan import LACKS_NODES, StayReason, WaitReason
+from muster.scheduling.plan import StayReason, WaitReason
 from muster.telling.ends import first_ending
 from muster.telling.scene import Scene
-from muster.telling.wording import FINAL, below, runtime_left, seconds_left, used_limits
+from muster.telling.wording import FINAL, STAYS_AWAY, below, runtime_left, seconds_left, used_limits
 from muster_protocol.durations import format_duration
 
 _NO_BUCKET: Final = re.compile(r"the bucket '([^']*)' does not exist")
@@ -263,8 +263,8 @@ def _anew(named: str) -> str:
 def _stays_away(scene: Scene) -> float:
     """Seconds until a job that lacks nodes may take one again on which it could not start; 0 for others."""
     status = scene.job.status
-    if status.queue is None or status.queue.reason not in {reason.value for reason in LACKS_NODES}:
-        return 0.0
+    if status.queue is None or STAYS_AWAY not in status.queue.message:
+        return 0.0  # a node in quarantine, say, is closed for longer than that
     return min((left for each in status.avoided if (left := (each.until - scene.now).total_seconds()) > 0), default=0.0)
 
 

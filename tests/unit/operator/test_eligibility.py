@@ -171,6 +171,20 @@ def test_what_no_node_has_is_named(spec: dict[str, Any], nodes: tuple[Node, ...]
     assert Matcher(filter_of_pod(spec)).why_none(nodes) == told
 
 
+def test_a_node_that_is_avoided_and_tainted_is_told_by_its_taint() -> None:
+    matcher = Matcher(filter_of_pod({}, avoided={"a", "b"}))
+    assert matcher.why_none(TAINTED).endswith("old:NoExecute, own=x:NoSchedule")
+    assert matcher.why_none((*TAINTED, Node("c"))) == "", "not by these: c takes it"
+    assert Matcher(filter_of_pod({}, avoided={"a", "c"})).why_none((*TAINTED, Node("c"))).endswith("own=x:NoSchedule")
+
+
+def test_a_taint_alone_keeps_a_pod_from_a_node() -> None:
+    assert Matcher(filter_of_pod({}, avoided={"b"})).is_kept_by("own", TAINTED[1])
+    assert not Matcher(filter_of_pod({})).is_kept_by("own", TAINTED[0]), "so does another"
+    assert not Matcher(filter_of_pod({"nodeSelector": {"pool": "x"}})).is_kept_by("own", TAINTED[1])
+    assert not Matcher(filter_of_pod({"tolerations": [{"operator": "Exists"}]})).is_kept_by("own", TAINTED[1])
+
+
 def test_a_volume_is_used_where_it_lies_and_each_of_them_must_be() -> None:
     here, there, gone = (json.dumps([expression("zone", "In", value)]) for value in ("x", "y", "z"))
     assert allows({}, LABELLED[0], volumes=(("data", here),))
@@ -221,5 +235,5 @@ def test_a_volume_that_is_not_made_yet_is_used_where_its_class_makes_it() -> Non
 
 
 def test_who_stays_away_from_the_nodes_that_suit_blames_no_label_and_no_taint() -> None:
-    assert Matcher(filter_of_pod({}, avoided=["a", "b"])).why_none(TAINTED) == ""
+    assert Matcher(filter_of_pod({}, avoided=["a", "b"])).why_none(LABELLED) == ""
     assert "own=x" in Matcher(filter_of_pod({}, avoided=["a"])).why_none(TAINTED)

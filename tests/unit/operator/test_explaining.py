@@ -819,8 +819,10 @@ def test_a_job_that_stays_away_from_nodes_is_told_when_it_takes_them_again(reaso
     away = [
         {"node": name, "until": f"2026-01-02T03:0{minute}:05Z", "reason": "r"} for name, minute in (("a", 9), ("b", 6))
     ]
-    waits = {"phase": "Queued", "queue": {"reason": reason, "message": "why"}}
+    waits = {"phase": "Queued", "queue": {"reason": reason, "message": "why; the job stays away from a and b"}}
     scene = Scene(job(avoided=away, **waits), (), (), NOW)
+    shut = {**waits, "queue": {"reason": reason, "message": "why; in quarantine, or it would suit: a, b"}}
+    assert "stays away" not in follows(Scene(job(avoided=away, **shut), (), (), NOW))
     assert follows(scene).startswith("in 2m it may take a node again that it stays away from")
     assert next(iter(advice(scene))).startswith(
         "to have it tried at once where it could not start:  kubectl patch tj train"

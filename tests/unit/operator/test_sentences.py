@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
 from muster.api.effective import effective_spec
+from muster.api.names import QUARANTINE_TAINT
+from muster.api.trainingjob_status import AvoidedNode
 from muster.cluster.eligibility import filter_of_pod
 from muster.cluster.queues import QueueInput
 from muster.cluster.snapshot import LevelInput, build
@@ -68,6 +70,47 @@ def test_room_on_another_kind_of_capacity_is_told_with_what_keeps_the_job_from_i
     )
     tolerates = {"tolerations": [{"key": SPOT.key, "operator": "Exists"}]}
     assert changes(cluster(taints=(SPOT,)), tolerates) == (fewer, there)
+
+
+def test_nodes_that_would_suit_but_are_in_quarantine_are_named_with_their_end() -> None:
+    shut = (Taint(QUARANTINE_TAINT, "", "NoSchedule"),)
+    nodes = [
+        replace(node("n1"), taints=shut, quarantine_until="2026-03-01T12:00:00Z"),
+        replace(node("n2"), taints=shut),  # somebody's own doing
+        replace(node("n3", pool="other"), taints=shut, quarantine_until="2026-03-01T12:00:00Z"),
+        replace(node("n4"), taints=(*shut, SPOT)),
+    ]
+    job = trainingjob(queue="q", workers={"gpuType": "H100"})
+    away = AvoidedNode(node="n1", reason="ECC", until=NOW + timedelta(minutes=5))
+    job = job.model_copy(update={"status": job.status.model_copy(update={"avoided": (away,)})})
+    spec = effective_spec(job.spec)
+    record = Record.of(job)
+    for labels, told in (
+        (
+            {},
+            "; in quarantine, or it would suit: n1 (until 2026-03-01T12:00:00Z), n2 (until somebody lets it out) and ",
+        ),
+        ({"pool": "other"}, "; in quarantine, or it would suit: n3 (until 2026-03-01T12:00:00Z)"),
+        ({"pool": "none"}, ""),
+    ):
+        made = planning.pending_input(
+            job,
+            spec,
+            request={"nvidia.com/gpu": 8, "pods": 1},
+            node_filter=filter_of_pod({"nodeSelector": labels}, avoided={"n1"}),
+            choices=flavours.choose_flavours(spec, flavours.flavour_counts(nodes)),
+            priority=0,
+            levels=HOSTS,
+        )
+        record.planned = ((), made)
+        shot = build(nodes=nodes, pods=[], jobs=[made], queues=[QueueInput("q")], levels=HOSTS)
+        said = Sentences(shot, {}, nodes, {}, {}, {}, NOW).of(
+            record, Waiting("u", WaitReason.EXCEEDS_CLUSTER, "needs more", 1)
+        )
+        assert said.startswith("needs more")
+        assert told in said
+        assert ("quarantine" in said) is bool(told)
+        assert "stays away" not in said, "to try n1 at once would be in vain"
 
 
 def test_a_gang_that_waits_for_its_base_is_told_so_and_not_of_the_kind_that_it_takes_beyond_it() -> None:
