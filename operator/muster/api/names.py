@@ -432,6 +432,8 @@ class EventReason(str, Enum):
     """`spec.suspend` became true, or the GPUs were idle for too long, and the last pod is gone."""
     RESUMED = "Resumed"
     """`spec.suspend` became false, or the spec of a job that was suspended for idle GPUs has changed."""
+    RUN_LEFT = "RunLeft"
+    """`checkpoint.uri` became another one while the job had no pods; the note says where its last checkpoint stays."""
     CAPACITY_REQUESTED = "CapacityRequested"
     """An autoscaler was asked for nodes, or has answered."""
     STORAGE_ERROR = "StorageError"

@@ -112,7 +112,7 @@ def _frozen(paths: Sequence[str]) -> Rule:
     which = " : ".join(f"!({_same(path)}) ? '{path}'" for path in paths[:-1]) + f" : '{paths[-1]}'"
     way_out = (
         "cannot change while the job is admitted: set spec.suspend to true, change it, and set suspend to false again; "
-        "the run goes on from its last checkpoint"
+        "the run goes on from the last checkpoint at its checkpoint.uri"
     )
     return Rule(
         f"!has(oldSelf.status) || !{_ADMITTED.format(it='self')} || !{_ADMITTED.format(it='oldSelf')} || "

@@ -8,7 +8,7 @@ from typing import Final
 
 from muster.api.common import API_VERSION
 from muster.api.names import ConditionType, Reason
-from muster.cli.printing import print_text
+from muster.cli.printing import note, print_text
 from muster.cli.scene import NotThere, connected, for_editors, look
 from muster.cluster.client import Api
 from muster.cluster.status import nothing_saved, reason_of
@@ -40,6 +40,7 @@ async def suspend(
             write(f"{name} stops; {missed}; {again}\n")
         else:
             write(f"{name} saves a checkpoint and stops; {again}\n")
+        _warn(scene)
         return 0
 
 
@@ -56,7 +57,14 @@ async def resume(
             await _set(api, scene, suspended=True)
         await _set(api, scene, suspended=False)
         write(f"{name} queues again, with its first submit time\n")
+        _warn(scene)
         return 0
+
+
+def _warn(scene: Scene) -> None:
+    """Nobody is there who would do what was asked for."""
+    if scene.unled is not None:
+        note(scene.unled.asked)
 
 
 @asynccontextmanager

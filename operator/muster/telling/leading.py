@@ -35,9 +35,17 @@ class Unled:
         lasts = format_duration(max(0.0, (now - self.since).total_seconds()))
         return (
             f"no operator leads since {self.moment} ({lasts} ago): what is told here is of then, and nothing is "
-            f"decided until one does; look by  kubectl get pods -n {self.namespace}  and  "
-            f"kubectl get lease {self.lease} -n {self.namespace}"
+            f"decided until one does; {self._looks}"
         )
+
+    @property
+    def asked(self) -> str:
+        """The same to who has just asked for something."""
+        return f"no operator leads since {self.moment}: this is done once one does; {self._looks}"
+
+    @property
+    def _looks(self) -> str:
+        return f"look by  kubectl get pods -n {self.namespace}  and  kubectl get lease {self.lease} -n {self.namespace}"
 
     @property
     def moment(self) -> str:

@@ -137,6 +137,19 @@ CASES: Final = (
         {},
         {'muster_operator_leader{pod="a"}': "1x200", 'muster_operator_leader{pod="b"}': "0x200"},
     ),
+    Case(  # of two clusters one has a leader
+        "MusterOperatorDown",
+        {
+            'muster_operator_leader{cluster="a",pod="a"}': "0x200",
+            'muster_operator_leader{cluster="a",pod="b"}': "0x200",
+            'muster_operator_leader{cluster="b",pod="a"}': "1x200",
+        },
+        {
+            'muster_operator_leader{cluster="a",pod="a"}': "0x200",
+            'muster_operator_leader{cluster="a",pod="b"}': "1x200",
+            'muster_operator_leader{cluster="b",pod="a"}': "1x200",
+        },
+    ),
     Case("MusterOperatorSlow", plans("10"), plans("1")),
     Case(
         "MusterOperatorSlow",

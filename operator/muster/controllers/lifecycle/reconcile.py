@@ -8,6 +8,7 @@ from typing import Final
 from muster.controllers.lifecycle import outlived
 from muster.controllers.lifecycle.capacity import tell_capacity
 from muster.controllers.lifecycle.completion import complete
+from muster.controllers.lifecycle.elsewhere import leave_run
 from muster.controllers.lifecycle.facts import learn
 from muster.controllers.lifecycle.failure import recover
 from muster.controllers.lifecycle.idle import stay_suspended, watch_gpus
@@ -38,6 +39,7 @@ POLICIES: Final[tuple[Policy, ...]] = (
     continue_stop,
     stay_suspended,
     suspend,
+    leave_run,
     watch_priority,
     free_size,
     renew,

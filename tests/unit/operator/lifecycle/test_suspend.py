@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from muster.api.names import ConditionType, EventReason
+from muster.api.trainingjob_status import CommittedCheckpoint, Progress
 from muster.controllers.progress import progressed
 from muster_protocol.exits import Cause
 from muster_protocol.launcher_status import Kept, MemoryTier
@@ -114,3 +115,34 @@ def test_an_ended_job_stays_ended() -> None:
     case.edit(suspend=True)
     case.settle()
     assert case.phase == "Succeeded"
+
+
+@pytest.mark.parametrize("uri", ["s3://models/other", "s3://models/llama/", None])
+def test_another_checkpoint_uri_leaves_the_run_that_was_there(uri: str | None) -> None:
+    case = Case(trainingjob(checkpoint={"uri": "s3://models/llama"}))
+    case.start()
+    saved = CommittedCheckpoint(step=28, uri="s3://models/llama")
+    status = {"checkpoint": saved, "progress": Progress(step=30, updated_at=case.now)}
+    case.job = case.job.model_copy(update={"status": case.job.status.model_copy(update=status)})
+    case.edit(suspend=True)
+    case.settle()
+    for index in (0, 1):
+        case.end(index, Cause.PREEMPTED, 75)
+    case.vanish()
+    case.edit(checkpoint={"uri": uri} if uri else None)
+    case.settle()
+    assert case.job.status.checkpoint == saved, "it may be changed back"
+    case.edit(suspend=False)
+    case.settle()
+    left = [note.message for note in case.notes if note.reason is EventReason.RUN_LEFT]
+    if uri == "s3://models/llama/":
+        assert (case.job.status.checkpoint, left) == (saved, [])
+        return
+    assert (case.job.status.checkpoint, case.job.status.progress) == (None, None)
+    (told,) = left
+    assert told.startswith("the checkpoint of step 28 stays at s3://models/llama, and the spec names ")
+    assert told.endswith(
+        "suspend the job and copy it:  muster checkpoint cp s3://models/llama s3://models/other"
+        if uri
+        else "no checkpoint.uri any more: the run begins anew"
+    )
