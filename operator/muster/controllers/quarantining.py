@@ -59,7 +59,7 @@ class Quarantining:
         while True:
             try:
                 await self.round()
-            except (ApiError, ApiUnreachable) as error:
+            except ApiUnreachable as error:
                 log.warning("quarantine of nodes: %s", error)
             await asyncio.sleep(LOOK)
 
@@ -68,7 +68,7 @@ class Quarantining:
         return Counter(fault.cause for fault in self._remembered.values())
 
     async def round(self) -> None:
-        """One look. Raises ApiError, ApiUnreachable."""
+        """One look. Raises ApiUnreachable."""
         now, nodes = utc_now(), self._cache.nodes()
         for fault in self._faults():
             self._remembered[fault.node, fault.cause, fault.job, fault.placement] = fault
@@ -78,21 +78,27 @@ class Quarantining:
             if (now - fault.at).total_seconds() < self._rules.window
         }
         suspects = [_suspect(node) for node in nodes]
-        decided = decide(self._remembered.values(), suspects, self._rules, now)
         self.held = tuple(sorted(node.name for node in suspects if node.tainted))
+        guarded: set[str] = set()
+        while True:
+            faults = [fault for fault in self._remembered.values() if fault.node not in guarded]
+            decided = decide(faults, suspects, self._rules, now)
+            refused = {one.node for one in decided.quarantine if not await self._quarantine(one)}
+            if not refused:
+                break
+            guarded |= refused  # what can't be tainted takes no other's place in the share of its kind
         for name in set(decided.spared) - set(self.spared):
             log.warning("node %s fails often, but too many of its kind are in quarantine already", name)
         self.spared = decided.spared
-        for sentence in decided.quarantine:
-            await self._quarantine(sentence)
         for name, why in decided.lift:
             await self._change(name, partial(marks.lifted, now=now), NodeEventReason.QUARANTINE_LIFTED, why)
 
-    async def _quarantine(self, sentence: Sentence) -> None:
+    async def _quarantine(self, sentence: Sentence) -> bool:
+        """False where the API server refuses it."""
         reason, until = sentence.reason, sentence.until
         told = f"{reason}; it takes no new pods until {format_time(until)}"
         patch = partial(marks.quarantined, reason=reason, until=until)
-        await self._change(sentence.node, patch, NodeEventReason.QUARANTINED, told)
+        return await self._change(sentence.node, patch, NodeEventReason.QUARANTINED, told)
 
     async def _change(
         self,
@@ -100,21 +106,28 @@ class Quarantining:
         patch_of: Callable[[Mapping[str, Any]], dict[str, Any] | None],
         reason: NodeEventReason,
         told: str,
-    ) -> None:
-        """Read the node, patch it as it is now, and tell it. Who else writes to it meanwhile is let by: 409."""
+    ) -> bool:
+        """Read the node, patch it as it is now, and tell it. Who else writes to it meanwhile is let by: 409.
+
+        Returns:
+            False where the API server refuses it, as by a webhook that guards the node. That keeps no other node from
+            its turn; the next look tries again.
+        """
         path = f"/api/v1/nodes/{name}"
         try:
             raw = await self._api.get(path)
             patch = patch_of(raw)
             if patch is None:
-                return
+                return True
             await self._api.merge_patch(path, patch)
         except ApiError as error:
-            if error.status not in (404, 409):
-                raise
-            return
+            if error.status in (404, 409):
+                return True
+            log.warning("quarantine of node %s: %s", name, error)
+            return False
         about = About("v1", "Node", "", name, raw["metadata"]["uid"])
         self._tell(News(about, reason.value, told, warning=reason is NodeEventReason.QUARANTINED))
+        return True
 
 
 def _suspect(node: NodeView) -> Suspect:

@@ -33,6 +33,7 @@ class Nodes:
         self.raw = {name: node(name) for name in names}
         self.patches = 0
         self.before_patch: Callable[[], None] = lambda: None
+        self.guarded: set[str] = set()
 
     async def get(self, path: str) -> Object:
         name = path.rsplit("/", 1)[1]
@@ -42,6 +43,8 @@ class Nodes:
 
     async def merge_patch(self, path: str, patch: Object) -> Object:
         self.before_patch()
+        if path.rsplit("/", 1)[1] in self.guarded:
+            raise ApiError(403, "Forbidden", "a webhook lets nobody touch this node")
         raw = self.raw[path.rsplit("/", 1)[1]]
         if patch["metadata"]["resourceVersion"] != raw["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "the object has been modified")
@@ -150,3 +153,19 @@ async def test_faults_of_deleted_jobs_are_remembered_and_a_node_that_is_gone_is_
     await one.round()
     assert QUARANTINE_TAINT in nodes.keys("n0")
     assert one.faults_by_cause() == {"hang": 2}
+
+
+async def test_a_node_that_nobody_may_change_keeps_no_other_in_service_or_in_quarantine() -> None:
+    nodes, told = Nodes("n0", "n1", "n2"), list[News]()
+    await keeper(nodes, faults("n2"), told).round()
+    nodes.notes("n2")[QUARANTINE_UNTIL] = "2026-02-01T00:00:00Z"
+    nodes.guarded.add("n0")  # it comes first, and the share of three nodes is one
+    one = keeper(nodes, faults("n0", "n1"), told)
+    await one.round()
+    assert QUARANTINE_TAINT not in nodes.keys("n0")
+    assert QUARANTINE_TAINT in nodes.keys("n1"), "the node after it fails as often, and takes no new pods"
+    assert QUARANTINE_TAINT not in nodes.keys("n2"), "its time is over"
+    nodes.guarded.clear()
+    await keeper(nodes, faults("n0"), told).round()
+    assert QUARANTINE_TAINT not in nodes.keys("n0"), "another of its kind is out by now"
+    assert [news.reason for news in told] == ["Quarantined", "Quarantined", "QuarantineLifted"]
