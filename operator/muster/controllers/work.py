@@ -126,13 +126,13 @@ class Worker:
             record.vain = (status, record.job.status) if record.job.status != status else None
             self.pace.took(time.monotonic() - began)
         except ApiError as error:
-            record.unsure = True
+            record.unsure, record.told = True, ()  # why it waits may be unsaid
             await self.settle(record)
             if error.status not in (404, 409):
                 raise
             return False
         except ApiUnreachable:
-            record.unsure = True  # it may have been written
+            record.unsure, record.told = True, ()  # it may have been written
             await self.settle(record)
             raise
         finally:

@@ -71,6 +71,8 @@ class Server:
         self.fail: dict[str, Callable[[], Exception]] = {}
         self.cut_off_at_placement = False
         self.silent: set[str] = set()
+        self.before_status: Callable[[str, Object], None] = lambda name, status: None
+        """Is told what is to be written of a job, and may raise."""
         self.written: list[tuple[str, Object]] = []
         self.moments: list[tuple[str, float]] = []
         """(name of the job, the loop's time) of each of `written`."""
@@ -100,6 +102,7 @@ class Server:
             return body
         if name in self.silent:
             raise ApiUnreachable("refused")
+        self.before_status(name, body["status"])
         self.version += 1
         metadata = {**self.jobs[name]["metadata"], "resourceVersion": str(self.version)}
         raw = self.jobs[name] = {**self.jobs[name], "metadata": metadata, "status": body["status"]}

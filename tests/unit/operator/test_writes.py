@@ -11,6 +11,7 @@ import pytest
 
 from muster.api.names import EventReason
 from muster.api.trainingqueue import TrainingQueue
+from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.controllers import dropped, words
 from muster.controllers.situations import Patience
 
@@ -159,6 +160,29 @@ def test_an_edit_is_answered_at_once_however_lately_it_was_told_why_it_waits() -
             spec: dict[str, Any] = place.server.jobs["a"]["spec"]
             place.edit("a", queue="nowhere", image=spec["image"])
             await place.until(lambda: place.status("a")["queue"]["reason"] == "QueueNotFound", seconds=3)
+
+    compressed(test())
+
+
+@pytest.mark.parametrize("error", [ApiUnreachable("refused"), ApiError(409, "Conflict", "somebody wrote meanwhile")])
+def test_a_word_whose_write_came_to_nothing_is_said_again(error: Exception) -> None:
+    """Though the reason is the one that was told before, and what is wrong merely has another name."""
+
+    async def test() -> None:
+        async with world(cpu="2", patience=MEETS) as place:
+            place.submit("a", queue="nowhere")
+            await place.until(lambda: "nowhere" in place.status("a").get("queue", {}).get("message", ""))
+            failed: list[str] = []
+
+            def once(name: str, status: dict[str, Any]) -> None:
+                if "elsewhere" in status["queue"]["message"] and not failed:
+                    failed.append(name)
+                    raise error
+
+            place.server.before_status = once
+            place.edit("a", queue="elsewhere")
+            await place.until(lambda: "elsewhere" in place.status("a")["queue"]["message"], seconds=2 * words.REFRESH)
+            assert failed == ["a"]
 
     compressed(test())
 
