@@ -29,7 +29,8 @@ Nobody is asked who may take so long to go that the claimant's window could be a
 
 Why nothing goes to and fro: with PRIORITY and SURPLUS the victim has lower priority, or `MUCH` times as much left to do
 as the claimant in all, so it may not ask the claimant in turn. With RECLAIM the claimant stays within its nominal, so
-nobody may take it. One that yielded does not come back before the one it made room for.
+nobody may take it. One that yielded does not come back before the one it made room for, but where its queue has had
+less by then: see `in_turns`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ import numpy as np
 from muster.scheduling.borrowing import placed, reach
 from muster.scheduling.hierarchy import path
 from muster.scheduling.quota import Ledger, Need
-from muster.scheduling.ranks import AGE_STEPS, ages, once, works
+from muster.scheduling.ranks import AGE_STEPS, ages, classes_of, once, works
 from muster.scheduling.snapshot import NONE, UNLIMITED, Index, Int, Mask, Preempts, Seconds, Snapshot
 
 _NO_RIGHT: Final = np.int32(0)
@@ -51,7 +52,7 @@ _NO_RIGHT: Final = np.int32(0)
 MUCH: Final = 2.0
 """A running job is much longer than one that waits if it has this many times as much left to do."""
 LOST_AT_MOST: Final = 0.05
-"""Share of its time on accelerators that a job may lose to stops for the sake of shorter ones."""
+"""Share of its time on accelerators that a job may lose to stops for the sake of shorter ones, or of other queues'."""
 
 
 class Right(IntEnum):
@@ -199,13 +200,35 @@ def outlasting(snapshot: Snapshot) -> Seconds:
     It is not asked when nobody knows its length, when it is as old as counts, or before it has run for so long that
     stopping and starting it again is a small part of that (`LOST_AT_MOST`).
     """
-    jobs, runs = snapshot.jobs, snapshot.jobs.runs
-    length, ran = jobs.terms.length, np.where(runs.started > 0, snapshot.now - runs.started, 0.0)
-    asked = np.isfinite(length) & (length > 0) & (ages(snapshot) < AGE_STEPS)
-    asked &= LOST_AT_MOST * ran >= runs.restart + runs.grace
+    length, ran = snapshot.jobs.terms.length, _ran(snapshot)
+    asked = np.isfinite(length) & (length > 0) & (ages(snapshot) < AGE_STEPS) & has_run(snapshot)
     left = np.zeros(len(length))
     left[asked] = works(snapshot)[asked] * np.maximum(0.0, 1 - ran[asked] / length[asked])
     return left
+
+
+@once
+def has_run(snapshot: Snapshot) -> Mask:
+    """J, who has run for so long that a stop and a start are a small part of that (`LOST_AT_MOST`)."""
+    long: Mask = LOST_AT_MOST * _ran(snapshot) >= snapshot.jobs.runs.restart + snapshot.jobs.runs.grace
+    return long
+
+
+def _ran(snapshot: Snapshot) -> Seconds:
+    """J, seconds since each job was placed; 0 where it is not."""
+    started = snapshot.jobs.runs.started
+    return np.where(started > 0, snapshot.now - started, 0.0)
+
+
+def in_turns(snapshot: Snapshot, job: int) -> Mask:
+    """J, those of other queues that are equal to a waiting job in priority and age and have not run for long.
+
+    What their queues have had tells which of the two comes first, and that is the other one as soon as this one runs.
+    So they take turns on room that is kept for a third, and a turn lasts until `has_run`.
+    """
+    classes, queues = classes_of(snapshot, ages(snapshot)), snapshot.jobs.queues
+    equal: Mask = (classes == classes[job]) & (queues != queues[job])
+    return equal & ~has_run(snapshot)
 
 
 @once

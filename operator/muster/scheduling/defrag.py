@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.scheduling.claims import LOST_AT_MOST, Right, effective_priorities, in_time, movable
+from muster.scheduling.claims import Right, effective_priorities, has_run, in_time, movable
 from muster.scheduling.demand import Coming, Demand, demand
 from muster.scheduling.gangs import Gang, Worker
 from muster.scheduling.moves import (
@@ -110,9 +110,9 @@ def defragment(
 def _may_move(wants: Demand, coming: Coming, pace: Pace) -> Mask:
     """J, who may be moved, and would find room somewhere in what is open already, however that lies."""
     snapshot, job, runs = wants.snapshot, wants.job, wants.snapshot.jobs.runs
-    priorities, ran = effective_priorities(snapshot), snapshot.now - runs.started
+    priorities = effective_priorities(snapshot)
     asked: Mask = movable(snapshot) & settled(snapshot, pace) & (runs.budget > 0)
-    asked &= (priorities <= priorities[job]) & ~runs.yields & (LOST_AT_MOST * ran >= runs.restart + runs.grace)
+    asked &= (priorities <= priorities[job]) & ~runs.yields & has_run(snapshot)
     asked &= in_time(snapshot, job)
     asked[list(coming.gone)] = False
     asked[job] = False

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from muster.scheduling.claims import MUCH, Standing
+from muster.scheduling.claims import MUCH, Standing, in_turns
 from muster.scheduling.demand import Coming, coming_back
 from muster.scheduling.gangs import Gang
 from muster.scheduling.owners import Owners
@@ -164,7 +164,7 @@ class Preempting:
 
     def yielding_to(self, job: int, passed: Set[int]) -> list[int]:
         """Rows of jobs that go as soon as a waiting one could start with what they hold, or are promised. On room that
-        is kept for others they do where it may start in passing, and else when these have started.
+        is kept for others they do where it may start in passing (see `in_turns`), and else when these have started.
 
         Args:
             passed: see `clear`.
@@ -175,11 +175,12 @@ class Preempting:
         if not (chances.yielders or chances.to_yield):
             return []
         going, uids = {each.uid for each in self._round.evictions}, self._snapshot.jobs.uids
-        priorities = chances.priorities
+        priorities, young = chances.priorities, in_turns(self._snapshot, job)
         return [
             row
             for row in [*chances.yielders, *chances.to_yield]
-            if priorities[row] <= priorities[job] and uids[row] not in going and row not in passed
+            if priorities[row] <= priorities[job] and row not in passed
+            if uids[row] not in going and not (young[row] and self._kept_for_others(row))
         ]
 
     def could_ask(self, job: int) -> bool:
