@@ -214,13 +214,16 @@ def _queue_row(queue: TrainingQueue, has: Use, *, limited: bool) -> tuple[str, .
 
 def _quota(queue: TrainingQueue, has: Use, *, limited: bool) -> str:
     """`H100 on-demand: 80 of 64 nvidia.com/gpu, 16 borrowed`, or `no limit; in use: H100 on-demand: 8 nvidia.com/gpu`.
-    `limited`: a queue above has a quota."""
+    A queue that can borrow from nobody uses it beyond its quota: that was lowered. `limited`: a queue above has one."""
     used, borrowed = in_use(queue)
+    how = "borrowed" if queue.spec.parent or queue.spec.cohort else "beyond it"
     told = []
     for flavour in {**has, **used}:
         nominal, held = has.get(flavour, {}), used.get(flavour, {})
         over = borrowed.get(flavour, {})
-        parts = [_told(name, held.get(name, 0), nominal.get(name), over.get(name, 0)) for name in {**nominal, **held}]
+        parts = [
+            _told(name, held.get(name, 0), nominal.get(name), over.get(name, 0), how) for name in {**nominal, **held}
+        ]
         if parts:
             told.append(f"{_flavour(flavour)}: {', '.join(parts)}")
     if has:
@@ -243,11 +246,11 @@ def budgets(queue: TrainingQueue, now: datetime) -> str:
     return "; ".join(told)
 
 
-def _told(resource: str, used: int, nominal: int | None, borrowed: int) -> str:
+def _told(resource: str, used: int, nominal: int | None, over: int, how: str) -> str:
     text = amount(resource, used)
     if nominal is not None:
         text = f"{text.rpartition(' ')[0]} of {amount(resource, nominal)}"
-    return f"{text}, {amount(resource, borrowed).rpartition(' ')[0]} borrowed" if borrowed else text
+    return f"{text}, {amount(resource, over).rpartition(' ')[0]} {how}" if over else text
 
 
 def _flavour(key: tuple[str, str]) -> str:

@@ -41,6 +41,8 @@ def test_a_queue_shows_what_it_uses_of_what_it_has_and_what_of_that_is_borrowed(
         ("company", "", "open", "2", "1", "80", "H100 on-demand: 80 of 96 nvidia.com/gpu"),
         ("team", "company", "open", "2", "1", "80", "H100 on-demand: 80 of 64 nvidia.com/gpu, 16 borrowed"),
     ]
+    lowered = queue_rows([queue("alone", 64, status=uses(80, borrowed=16))])
+    assert lowered[0][-1] == "H100 on-demand: 80 of 64 nvidia.com/gpu, 16 beyond it", "there is nobody to borrow from"
 
 
 def test_a_quota_that_names_the_whole_product_is_told_beside_its_use() -> None:
