@@ -6,19 +6,10 @@ from collections import Counter
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-
-def why_not_here(device: torch.device) -> str:
-    """Why this torch can't shard models on `device`; "" where it can. Up to torch 2.6 FSDP2 asks streams for events,
-    which a CPU's don't have there."""
-    if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
-        return (
-            f"torch {torch.__version__} shards models on GPUs only, and this rank has none; torch 2.7 does on CPUs, too"
-        )
-    return ""
 
 
 def make_mesh(strategy: str, device: torch.device, world_size: int, ranks_per_worker: int) -> DeviceMesh:
@@ -29,6 +20,33 @@ def make_mesh(strategy: str, device: torch.device, world_size: int, ranks_per_wo
         raise ValueError(f"hsdp: {world_size} ranks are not a multiple of the {ranks_per_worker} of a worker")
     shape = (world_size // ranks_per_worker, ranks_per_worker)
     return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
+
+
+def why_not_on(mesh: DeviceMesh) -> str:
+    """Why this torch can't shard models over `mesh`; "" where it can. Every rank asks at once.
+
+    On CPUs FSDP2 is young: in torch 2.6 it asks streams for events that a CPU's don't have, and before gloo knew
+    averages it adds gradients up without a word (pytorch/pytorch#162338).
+    """
+    if mesh.device_type != "cpu":
+        return ""
+    if not hasattr(torch.cpu.Stream, "record_event"):
+        return f"torch {torch.__version__} shards models on GPUs only"
+    if not _averages(mesh):
+        return f"torch {torch.__version__} does not average the gradients of sharded models on CPUs"
+    return ""
+
+
+def _averages(mesh: DeviceMesh) -> bool:
+    """Whether what FSDP2 takes for the mean of the ranks' gradients is their mean."""
+    ranks, mean = mesh.size(mesh.ndim - 1), torch.zeros(1)
+    try:
+        dist.reduce_scatter_tensor(mean, torch.ones(ranks), op=dist.ReduceOp.AVG, group=mesh.get_group(mesh.ndim - 1))
+        if mesh.ndim > 1:
+            dist.all_reduce(mean, op=dist.ReduceOp.AVG, group=mesh.get_group(0))
+    except RuntimeError:  # the backend has no such operation
+        return False
+    return mean.item() == 1.0
 
 
 def fully_sharded(model: nn.Module, mesh: DeviceMesh, *, half: bool, options: dict[str, Any]) -> nn.Module:

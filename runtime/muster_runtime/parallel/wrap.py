@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from muster_runtime.checkpoint.spread import copy_into
 from muster_runtime.errors import UsageError
 from muster_runtime.parallel.ddp import data_parallel
-from muster_runtime.parallel.fsdp import fully_sharded, make_mesh, why_not_here
+from muster_runtime.parallel.fsdp import fully_sharded, make_mesh, why_not_on
 
 M = TypeVar("M", bound=nn.Module)
 _wrapped: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
@@ -39,17 +39,16 @@ def wrap_model(
     if precision not in ("auto", "fp32", "bf16"):
         raise ValueError(f"precision is {precision!r} ({where}); it is auto, fp32 or bf16")
     _refuse(model, where)
-    shards = strategy in ("fsdp", "hsdp")
-    if shards and (why := why_not_here(device)):
-        raise UsageError(f"{where}: strategy {strategy}: {why}. Take a newer torch, or strategy ddp")
     model.to(device)
     if world_size > 1:
         share_from_leader(model)
     wrapped: nn.Module = model
     if strategy == "ddp" and world_size > 1:
         wrapped = data_parallel(model, device, ddp)
-    elif shards:
+    elif strategy in ("fsdp", "hsdp"):
         mesh = make_mesh(strategy, device, world_size, ranks_per_worker)
+        if why := why_not_on(mesh):
+            raise UsageError(f"{where}: strategy {strategy}: {why}. Take torch 2.9 or newer, GPUs, or strategy ddp")
         half = precision == "bf16" or (precision == "auto" and device.type == "cuda")
         wrapped = fully_sharded(model, mesh, half=half, options=fsdp)
     _wrapped[unwrap(model)] = where

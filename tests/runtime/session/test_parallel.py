@@ -110,7 +110,22 @@ def test_a_sharded_model_computes_in_bf16_and_gives_fp32() -> None:
 
 def test_a_torch_that_shards_on_gpus_only_is_told_with_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.cpu.Stream, "record_event")  # as up to torch 2.6
-    told = r"train.py:3: strategy fsdp: torch \S+ shards models on GPUs only.*or strategy ddp"
+    told = r"train.py:3: strategy fsdp: torch \S+ shards models on GPUs only\. Take .* or strategy ddp"
     with pytest.raises(UsageError, match=told):
         wrap(nn.Linear(2, 2), "fsdp", ranks=1)
     wrap(nn.Linear(2, 2), "ddp", ranks=1)
+
+
+def test_a_torch_whose_gradients_would_be_sums_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_average(*given: object, **named: object) -> None:
+        raise RuntimeError("Cannot use ReduceOp.AVG with Gloo")  # as `all_reduce` of torch 2.7 has it
+
+    monkeypatch.setattr(dist, "reduce_scatter_tensor", lambda out, given, **named: out.fill_(2.0))  # and this one sums
+    with pytest.raises(UsageError, match=r"train.py:3: strategy fsdp: torch \S+ does not average the gradients"):
+        wrap(nn.Linear(2, 2), "fsdp", ranks=1)
+    monkeypatch.undo()
+    monkeypatch.setattr(dist, "all_reduce", no_average)
+    with pytest.raises(UsageError, match=r"strategy hsdp: torch \S+ does not average the gradients"):
+        wrap(nn.Linear(2, 2), "hsdp", ranks=1)
+    monkeypatch.undo()
+    wrap(nn.Linear(2, 2), "hsdp", ranks=1)
