@@ -116,12 +116,13 @@ def used(status: TrainingJobStatus, gpus: int | Fraction, price: float, until: d
 
 
 def spend(before: Usage, gpu_seconds: int, price: float, currency: str = "") -> Usage:
-    """`before` and so many GPU-seconds more, at `price` for a GPU and hour."""
+    """`before` and so many GPU-seconds more, at `price` for a GPU and hour, in `currency`; "" where that is not known,
+    as the price is not, then: of nodes that are gone, say."""
     cost = Fraction(before.cost or 0) + gpu_cost(gpu_seconds, Decimal(str(price)))
     return Usage(
         gpu_seconds=before.gpu_seconds + gpu_seconds,
         cost=written(cost) if cost else None,
-        currency=(currency or None) if cost else None,
+        currency=(currency or before.currency) if cost else None,
     )
 
 

@@ -215,6 +215,8 @@ def test_what_a_job_costs_is_in_the_currency_of_the_prices() -> None:
     assert terms.used(dollars, 8, 2.0, now, "EUR") == dollars.usage, "nothing was counted since"
     paid = terms.used(placed(dollars, now - HOUR), 8, 2.0, now, "EUR")
     assert paid == Usage(gpu_seconds=9 * 3600, cost="17.5", currency="EUR")
+    gone = terms.used(placed(dollars, now - HOUR), 8, 0.0, now)  # its nodes, and with them what they cost
+    assert (gone.cost, gone.currency) == ("1.5", "USD")
     free = terms.used(placed(TrainingJobStatus(), now - HOUR), 8, 0.0, now, "EUR")
     assert (free.cost, free.currency) == (None, None)
     limit = spec(budget={"cost": 17})
