@@ -16,6 +16,8 @@ def leave_run(turn: Turn) -> bool:
     told = f"the checkpoint of step {known.step} stays at {known.uri}, and the spec names "
     if checkpoint is None:
         told += "no checkpoint.uri any more: the run begins anew"
+    elif checkpoint.from_uri:
+        told += f"{checkpoint.uri} now: the run goes on from what lies there, or begins from {checkpoint.from_uri}"
     else:
         told += (
             f"{checkpoint.uri} now: the run goes on from what lies there, and begins anew where nothing does. To take "

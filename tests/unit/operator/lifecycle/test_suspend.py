@@ -117,8 +117,19 @@ def test_an_ended_job_stays_ended() -> None:
     assert case.phase == "Succeeded"
 
 
-@pytest.mark.parametrize("uri", ["s3://models/other", "s3://models/llama/", None])
-def test_another_checkpoint_uri_leaves_the_run_that_was_there(uri: str | None) -> None:
+ASKS_TO_COPY = "suspend the job and copy it:  muster checkpoint cp s3://models/llama s3://models/other"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "ends"),
+    [
+        ({"uri": "s3://models/other"}, ASKS_TO_COPY),
+        ({"uri": "s3://models/other", "from": "s3://models/llama@20"}, "or begins from s3://models/llama@20"),
+        ({"uri": "s3://models/llama/"}, ""),
+        (None, "no checkpoint.uri any more: the run begins anew"),
+    ],
+)
+def test_another_checkpoint_uri_leaves_the_run_that_was_there(checkpoint: dict[str, str] | None, ends: str) -> None:
     case = Case(trainingjob(checkpoint={"uri": "s3://models/llama"}))
     case.start()
     saved = CommittedCheckpoint(step=28, uri="s3://models/llama")
@@ -129,20 +140,16 @@ def test_another_checkpoint_uri_leaves_the_run_that_was_there(uri: str | None) -
     for index in (0, 1):
         case.end(index, Cause.PREEMPTED, 75)
     case.vanish()
-    case.edit(checkpoint={"uri": uri} if uri else None)
+    case.edit(checkpoint=checkpoint)
     case.settle()
     assert case.job.status.checkpoint == saved, "it may be changed back"
     case.edit(suspend=False)
     case.settle()
     left = [note.message for note in case.notes if note.reason is EventReason.RUN_LEFT]
-    if uri == "s3://models/llama/":
+    if not ends:
         assert (case.job.status.checkpoint, left) == (saved, [])
         return
     assert (case.job.status.checkpoint, case.job.status.progress) == (None, None)
     (told,) = left
     assert told.startswith("the checkpoint of step 28 stays at s3://models/llama, and the spec names ")
-    assert told.endswith(
-        "suspend the job and copy it:  muster checkpoint cp s3://models/llama s3://models/other"
-        if uri
-        else "no checkpoint.uri any more: the run begins anew"
-    )
+    assert told.endswith(ends)
