@@ -109,6 +109,10 @@ def test_a_lease_that_nobody_holds_is_told_to_whoever_may_read_it(
         assert f"kubectl get lease muster-operator -n {namespace}" in shown.stdout
         assert told in muster("explain", "tiny", *config).stdout
         assert told in muster("jobs", *config).stderr
+        for command in ("suspend", "resume"):
+            asked = muster(command, "tiny", *config)
+            assert asked.returncode == 0, asked.stderr
+            assert f"{told}: this is done once one does; look by  kubectl get pods" in asked.stderr
     finally:
         control_plane.kubectl("delete", "lease", "muster-operator", "-n", namespace)
 
