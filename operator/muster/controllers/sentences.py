@@ -66,7 +66,7 @@ class Sentences:
             told += self._misfit(record.planned[1]) + self._later(record.planned[1])
         if waiting.reason in LACKS_NODES:
             told += self._in_quarantine(record.planned[1]) if record.planned is not None else ""
-            told += planning.avoiding(record.job.status, self._now, {node.name for node in self._quarantined})
+            told += planning.avoiding(record.job.status, self._now, self._quarantined)
         told += planning.last_start(record.job)
         if record.planned is not None:
             told += _of_base(record.planned[1], waiting)
@@ -124,8 +124,8 @@ class Sentences:
         return f": {found.pop()}" if len(found) == 1 else ""
 
     @cached_property
-    def _quarantined(self) -> Sequence[NodeView]:
-        return [node for node in self._nodes if marks.tainted(node)]
+    def _quarantined(self) -> Mapping[str, NodeView]:
+        return {node.name: node for node in self._nodes if marks.tainted(node)}
 
     def _in_quarantine(self, job: JobInput) -> str:
         """The nodes that the job would take, if they were not in quarantine."""
@@ -136,7 +136,7 @@ class Sentences:
             matcher = Matcher(demands)
             kept = [
                 node
-                for node in self._quarantined
+                for node in self._quarantined.values()
                 if of_kind(demands, node) and matcher.is_kept_by(QUARANTINE_TAINT, node)
             ]
             self._shut[demands] = _shut(kept)

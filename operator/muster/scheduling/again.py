@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from muster.scheduling.ranks import ages, classes_of, ranked
+from muster.scheduling.ranks import classes, ranked
 from muster.scheduling.rounds import Round
 from muster.scheduling.snapshot import NONE, Mask
 
@@ -31,7 +31,7 @@ class Again:
         jobs, asked = round_.snapshot.jobs, ending_for_others(round_)
         asked[asked] = round_.snapshot.queues.open[jobs.queues[asked]]
         self._rows: list[int] = np.flatnonzero(asked).tolist()
-        self._classes = classes_of(round_.snapshot, ages(round_.snapshot)) if self._rows else np.empty(0)
+        self._classes = classes(round_.snapshot) if self._rows else np.empty(0)
 
     def before(self, job: int) -> tuple[set[int], set[tuple[int, int]]]:
         """Of those that may rank before a waiting job: the workers that they have on any kind of node that they take,

@@ -44,7 +44,7 @@ import numpy as np
 from muster.scheduling.borrowing import placed, reach
 from muster.scheduling.hierarchy import path
 from muster.scheduling.quota import Ledger, Need
-from muster.scheduling.ranks import AGE_STEPS, ages, classes_of, once, works
+from muster.scheduling.ranks import AGE_STEPS, ages, classes, once, works
 from muster.scheduling.snapshot import NONE, UNLIMITED, Index, Int, Mask, Preempts, Seconds, Snapshot
 
 _NO_RIGHT: Final = np.int32(0)
@@ -220,15 +220,15 @@ def _ran(snapshot: Snapshot) -> Seconds:
     return np.where(started > 0, snapshot.now - started, 0.0)
 
 
-def in_turns(snapshot: Snapshot, job: int) -> Mask:
-    """J, those of other queues that are equal to a waiting job in priority and age and have not run for long.
+def in_turns(snapshot: Snapshot, job: int, runs: int) -> bool:
+    """Whether one that runs is of another queue than a waiting job, equal to it in priority and age, and has not run
+    for long.
 
     What their queues have had tells which of the two comes first, and that is the other one as soon as this one runs.
     So they take turns on room that is kept for a third, and a turn lasts until `has_run`.
     """
-    classes, queues = classes_of(snapshot, ages(snapshot)), snapshot.jobs.queues
-    equal: Mask = (classes == classes[job]) & (queues != queues[job])
-    return equal & ~has_run(snapshot)
+    order, queues = classes(snapshot), snapshot.jobs.queues
+    return bool(order[runs] == order[job] and queues[runs] != queues[job] and not has_run(snapshot)[runs])
 
 
 @once

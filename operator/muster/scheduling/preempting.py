@@ -175,12 +175,12 @@ class Preempting:
         if not (chances.yielders or chances.to_yield):
             return []
         going, uids = {each.uid for each in self._round.evictions}, self._snapshot.jobs.uids
-        priorities, young = chances.priorities, in_turns(self._snapshot, job)
+        priorities = chances.priorities
         return [
             row
             for row in [*chances.yielders, *chances.to_yield]
             if priorities[row] <= priorities[job] and row not in passed
-            if uids[row] not in going and not (young[row] and self._kept_for_others(row))
+            if uids[row] not in going and not (in_turns(self._snapshot, job, row) and self._kept_for_others(row))
         ]
 
     def could_ask(self, job: int) -> bool:

@@ -112,6 +112,12 @@ def classes_of(snapshot: Snapshot, steps: Int) -> Int:
     return classes
 
 
+@once
+def classes(snapshot: Snapshot) -> Int:
+    """J, `classes_of` the ages that the jobs have by now."""
+    return classes_of(snapshot, ages(snapshot))
+
+
 def lengths(snapshot: Snapshot) -> tuple[Seconds, ...]:
     """Keys that order the jobs of one class in queues whose shortest come first, the most important last."""
     shortest = by_length(snapshot)
@@ -122,8 +128,12 @@ def lengths(snapshot: Snapshot) -> tuple[Seconds, ...]:
 
 def ranked(snapshot: Snapshot, rows: Int) -> Int:
     """Rows of waiting jobs in the order of `muster.scheduling.order`, shares aside; those of each queue in its own."""
-    classes = classes_of(snapshot, ages(snapshot))
-    keys: tuple[Int | Seconds, ...] = (snapshot.jobs.submitted, slacks(snapshot), *lengths(snapshot), classes)
+    keys: tuple[Int | Seconds, ...] = (
+        snapshot.jobs.submitted,
+        slacks(snapshot),
+        *lengths(snapshot),
+        classes(snapshot),
+    )
     return in_order(keys, snapshot.jobs.uids, rows)
 
 
