@@ -19,6 +19,7 @@ from muster.cli.checkpoint_stores import (
     manifest_of,
     misspelt,
     of_run,
+    of_target,
     opened,
     reading,
     uri_of,
@@ -385,7 +386,7 @@ def cp(
     with (
         explained(),
         chosen(uri, endpoint) as (store, _, checkpoint),
-        of_run(target, target_endpoint or endpoint) as there,
+        of_target(target, target_endpoint, endpoint) as there,
         reading(store, checkpoint, "cp"),
     ):
         size = copy(store, manifest_of(store, checkpoint), there)

@@ -20,22 +20,23 @@ from muster_protocol.checkpoints.holds import held
 from muster_protocol.checkpoints.inventory import Checkpoint, Inventory, choose, meant, take
 from muster_protocol.checkpoints.store import Store, StreamingStore
 from muster_protocol.errors import MusterError, StorageError
+from muster_protocol.storage_errors import BY_HAND, Hints
 from muster_protocol.uris import CheckpointUri, parse_uri, parse_uri_at_step, parse_uri_of_run
 
 
-def open_store(uri: CheckpointUri, endpoint: str | None) -> StreamingStore:
+def open_store(uri: CheckpointUri, endpoint: str | None, hints: Hints = BY_HAND) -> StreamingStore:
     """To be closed by whoever asks. `endpoint`: URL of the S3 server; None for AWS's own."""
     if uri.scheme == "file":
         return FileStore(uri)
     from muster_protocol.checkpoints.s3 import S3Store
 
-    return S3Store(uri, endpoint or "")
+    return S3Store(uri, endpoint or "", hints)
 
 
 @contextlib.contextmanager
-def opened(uri: str, endpoint: str | None) -> Iterator[StreamingStore]:
+def opened(uri: str, endpoint: str | None, hints: Hints = BY_HAND) -> Iterator[StreamingStore]:
     """Until the block ends. Raises MusterError, ValueError."""
-    store = open_store(parse_uri(uri), endpoint)
+    store = open_store(parse_uri(uri), endpoint, hints)
     try:
         yield store
     finally:
@@ -45,6 +46,12 @@ def opened(uri: str, endpoint: str | None) -> Iterator[StreamingStore]:
 def of_run(uri: str, endpoint: str | None) -> contextlib.AbstractContextManager[StreamingStore]:
     """For what takes a whole run, and no step of it."""
     return opened(str(parse_uri_of_run(uri)), endpoint)
+
+
+def of_target(uri: str, own: str | None, endpoint: str | None) -> contextlib.AbstractContextManager[StreamingStore]:
+    """The run that is copied into. `own`: URL of its S3 server; None where it is the source's, `endpoint`."""
+    hints = replace(BY_HAND, endpoint="--target-endpoint") if own else BY_HAND
+    return opened(str(parse_uri_of_run(uri)), own or endpoint, hints)
 
 
 @contextlib.contextmanager

@@ -102,7 +102,10 @@ class Provisioning:
         self._begins = False
         decided = decide([wish for wish in wishes if not self._is_refused(wish, wall)], requests, pausing, wall)
         for request in decided.drop:
-            await self._drop(request)
+            try:
+                await self._drop(request)
+            except ApiError as error:  # a webhook guards it: the others, and who waits for nodes, have nothing to do with it
+                log.warning("%s/%s: the ProvisioningRequest can't be deleted: %s", request.namespace, request.name, error)
         told = dict(decided.told)
         for ask in decided.make:
             told[ask.wish.uid] = await self._make(orders[ask.wish][ask.key], ask, wall)

@@ -18,7 +18,7 @@ from muster_protocol.checkpoints.s3_client import S3_ERRORS, code_of, endpoint_i
 from muster_protocol.checkpoints.store import Body, Item, Level, Unfinished
 from muster_protocol.errors import storage_error
 from muster_protocol.manifest import ShardFile
-from muster_protocol.storage_errors import BY_HAND, Kind, kind_of, sentence
+from muster_protocol.storage_errors import BY_HAND, Hints, Kind, kind_of, sentence
 from muster_protocol.uris import CheckpointUri
 
 PART_BYTES: Final = 16 << 20
@@ -40,12 +40,16 @@ _GONE: Final = frozenset({"NoSuchUpload", "NoSuchKey", "404"})
 
 
 class S3Store:
-    """One S3 prefix. Methods may be called from several threads. `endpoint` "": the environment's, else AWS's own."""
+    """One S3 prefix. Methods may be called from several threads.
 
-    def __init__(self, uri: CheckpointUri, endpoint: str = "") -> None:
+    `endpoint`: "" for the environment's, else AWS's own. `hints`: what its errors tell people to look at.
+    """
+
+    def __init__(self, uri: CheckpointUri, endpoint: str = "", hints: Hints = BY_HAND) -> None:
         self.uri = str(uri)
         self._bucket, self._prefix = uri.bucket, uri.prefix
         self._endpoint = endpoint or endpoint_in_environment()
+        self._hints = hints
         self._making = threading.Lock()
         self._made: Any = None
         self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="muster-s3")
@@ -154,7 +158,7 @@ class S3Store:
                 key=self._full(key),
                 endpoint=self._endpoint,
                 detail=str(error),
-                hints=BY_HAND,
+                hints=self._hints,
             )
             raise storage_error(kind.value, text) from error
 

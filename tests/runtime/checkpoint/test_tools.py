@@ -407,6 +407,12 @@ def test_a_copy_is_a_run_of_its_own(made: MadeRun, uri: str, tmp_path: Path) -> 
     there.close()
 
 
+def test_the_server_that_a_copy_cannot_reach_is_named_by_its_own_option(made: MadeRun, uri: str) -> None:
+    assert "check --target-endpoint and the network" in muster(
+        "cp", uri, "s3://models/copy", "--target-endpoint", "http://127.0.0.1:1", code=2
+    )
+
+
 def test_who_has_begun_a_run_without_checkpoints_is_named(tmp_path: Path) -> None:
     for owner, named in (("muster checkpoint cp", "muster checkpoint cp"), ("5f1c", "a job")):
         uri = f"file://{tmp_path}/{named.replace(' ', '-')}"

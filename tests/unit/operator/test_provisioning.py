@@ -108,6 +108,25 @@ async def test_a_job_that_goes_while_others_are_asked_for_ends_nothing() -> None
     assert records["uid-of-a"].capacity is not None
 
 
+async def test_a_request_that_a_webhook_guards_keeps_nothing_from_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    server, records = Server(), {each.uid: waiting(each) for each in (of("a"), of("b"))}
+    begun, delete = operator(server), server.delete
+    await begun.round(records)
+    guarded, plain = (f"{each['metadata']['name']}" for each in server.requests)
+
+    async def guard(path: str, *, uid: str = "") -> None:
+        if guarded in path:
+            raise ApiError(403, "Forbidden", "a webhook denied the request")
+        await delete(path, uid=uid)
+
+    server.delete = guard  # type: ignore[method-assign]
+    late = waiting(of("c"))
+    await begun.round({late.uid: late})
+    assert late.capacity is not None
+    assert not [path for path in server.objects if plain in path]
+    assert f"{guarded}: the ProvisioningRequest can't be deleted: " in caplog.text
+
+
 async def test_a_cluster_without_the_api_is_told_of_once_and_when_it_comes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
