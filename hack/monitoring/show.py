@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument("--pictures", type=Path, default=Path("build/dashboards"), help="folder (default: %(default)s)")
     parser.add_argument("--pace", type=float, default=45.0, help="seconds between two things that happen")
     parser.add_argument("--port", type=int, default=9090, help="where Prometheus listens, on 127.0.0.1")
-    parser.add_argument("--keep", action="store_true", help="let all go on until Ctrl-C, for a look around")
+    parser.add_argument("--keep", action="store_true", help="let all go on until Ctrl-C or cluster-down")
     options = parser.parse_args()
     os.environ.setdefault("MUSTER_CLUSTER", "native")  # made-up GPUs and the S3 server are the native cluster's
     try:
@@ -67,9 +67,9 @@ def _show(kube: Kube, options: argparse.Namespace) -> None:
         _play(kube, place, options.pace, progress)
         _draw(running, beside.dashboards(objects), started, options.pictures, progress)
         if options.keep:
-            progress.say("  everything goes on until Ctrl-C")
-            while True:
-                time.sleep(3600)
+            progress.say("  everything goes on until Ctrl-C, or until the cluster is taken down")
+            while kube.cluster.directory.exists():
+                time.sleep(1)
 
 
 def _place(kube: Kube) -> scene.Place:
@@ -144,7 +144,9 @@ def _draw(
 
 
 def _clear(kube: Kube, place: scene.Place) -> None:
-    """The queues go last, when no job is left in them."""
+    """The queues go last, when no job is left in them. What was in a cluster that is gone is gone with it."""
+    if not kube.cluster.directory.exists():
+        return
     gone = ("--ignore-not-found", "--timeout=150s")
     kube.kubectl("delete", "trainingjob", *scene.JOBS, "-n", NAMESPACE, *gone, timeout_s=180)
     kube.kubectl("delete", "trainingqueue", place.research, place.product, "--ignore-not-found")

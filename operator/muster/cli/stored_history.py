@@ -24,7 +24,7 @@ def history(database: str) -> Iterator[tuple[URL, Reader]]:
     # Here, since the other commands do without a database's libraries.
     from sqlalchemy.exc import SQLAlchemyError
 
-    from muster.telemetry.history.database import BadUrl, OldTables, parse, shown
+    from muster.telemetry.history.database import BadUrl, OldTables, parse, sentence, shown
     from muster.telemetry.history.reading import Reader
 
     try:
@@ -38,7 +38,6 @@ def history(database: str) -> Iterator[tuple[URL, Reader]]:
     except OldTables as error:
         fail(f"cannot read the history: {error}")
     except SQLAlchemyError as error:
-        told = " ".join(str(getattr(error, "orig", None) or error).split())  # libpq writes lines and tabs
-        fail(f"cannot use the history at {shown(url)}: {told}; check {_WHERE}")
+        fail(f"cannot use the history at {shown(url)}: {sentence(error)}; check {_WHERE}")
     finally:
         reader.close()

@@ -26,6 +26,7 @@ from muster.telemetry.cost.chargeback import UnknownGroup, notes, report
 from muster.telemetry.cost.ledger import ledger
 from muster.telemetry.cost.page import to_html
 from muster.telemetry.cost.periods import month, month_of
+from muster.telemetry.history.database import sentence
 from muster.telemetry.history.reading import Cursor, Filter, Reader
 
 LIST: Final = Right("list", "trainingjobs")
@@ -136,8 +137,7 @@ class Past:
             asked = functools.partial(work, *arguments, **options)
             return await asyncio.get_running_loop().run_in_executor(self.threads, asked)
         except SQLAlchemyError as error:
-            told = " ".join(str(getattr(error, "orig", None) or error).split())
-            raise unavailable(f"the history's database gives no answer: {told}", seconds=10) from error
+            raise unavailable(f"the history's database gives no answer: {sentence(error)}", seconds=10) from error
 
 
 def _cursor(text: str, question: str) -> Cursor:

@@ -187,6 +187,12 @@ async def test_a_database_that_is_away_is_a_503(tmp_path: Path) -> None:
         assert "gives no answer" in (await ask(past, path, status=503))["detail"]
 
 
+async def test_what_libpq_says_on_several_lines_is_told_on_one() -> None:
+    past = Past(Reader(parse("postgresql://nobody@127.0.0.1:1/history")), catalogue(defaults=False))
+    detail = (await ask(past, "/v1/cost", status=503))["detail"]
+    assert "Connection refused; Is the server running" in detail
+
+
 class Hanging(Reader):
     """Of a server that has taken the question, and answers when it is `free`."""
 

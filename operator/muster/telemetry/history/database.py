@@ -76,6 +76,12 @@ def shown(url: URL) -> str:
     return str(url.database) if kind == "sqlite" else url.set(drivername=kind).render_as_string(hide_password=True)
 
 
+def sentence(error: Exception) -> str:
+    """The driver's own words, on one line; libpq has several."""
+    told = getattr(error, "orig", None) or error
+    return "; ".join(" ".join(line.split()) for line in str(told).splitlines() if line.strip()) or type(told).__name__
+
+
 def engine_of(url: URL, *, writes: bool, renew: Renew | None = None) -> Engine:
     """Connections are made when they are needed. `writes`: a transaction takes SQLite's write lock when it begins, and
     SQLite makes the file where there is none. `renew`: asked at each connection to PostgreSQL, whose password may have

@@ -24,7 +24,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
 from muster.telemetry.history import upserts
-from muster.telemetry.history.database import Renew, engine_of, migrate
+from muster.telemetry.history.database import Renew, engine_of, migrate, sentence
 from muster.telemetry.history.retention import AT_ONCE, expire
 from muster.telemetry.history.rows import Row
 from muster.telemetry.history.upserts import Key, Superseded, TakenBack, key_of
@@ -176,7 +176,7 @@ class Writer:
                     self._wants_picture = True
             except Exception as error:  # noqa: BLE001 - whatever a driver raises, what was put is tried again
                 self._migrated = False  # it may come back without its tables
-                self._away(_sentence(error), None if isinstance(error, DBAPIError) else error)
+                self._away(sentence(error), None if isinstance(error, DBAPIError) else error)
                 with self._lock:
                     self._lock.wait_for(lambda: self._closing, wait)
                     self._wake = True
@@ -256,9 +256,3 @@ class Writer:
                 return
             self._said_at = now
         log.warning("history: cannot write to the database, rows are kept: %s", trouble, exc_info=unknown)
-
-
-def _sentence(error: Exception) -> str:
-    """The driver's own words, in one line."""
-    told = error.orig if isinstance(error, DBAPIError) else error
-    return " ".join(str(told).split()) or type(told).__name__
