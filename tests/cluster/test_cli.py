@@ -53,6 +53,10 @@ def test_jobs_and_queues_are_listed(control_plane: ControlPlane, namespace: str,
         assert "cohort all" in row
         assert "H100 on-demand: 0 of 64 nvidia.com/gpu" in row
         assert "tiny" in muster("jobs", "-q", namespace, *config).stdout
+        for command, policy in ((("hold",), "hold"), (("hold", "--drain"), "holdAndDrain"), (("release",), "none")):
+            done = muster(*command, namespace, *config)
+            assert done.returncode == 0, done.stderr
+            assert control_plane.get("trainingqueue", namespace)["spec"]["stopPolicy"] == policy
         said = refused(muster("jobs", "-q", f"{namespace}-x", *config))
         assert f"no TrainingQueue '{namespace}-x'; did you mean '{namespace}'? There are: " in said
         control_plane.kubectl("delete", "trainingqueue", namespace)

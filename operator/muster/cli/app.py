@@ -18,9 +18,10 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from muster import __version__
-from muster.cli import checkpoint, cost, explaining, gang, look, pipes, tables
+from muster.api.trainingqueue import StopPolicy
+from muster.cli import checkpoint, cost, explaining, gang, holding, look, pipes, tables
 from muster.cli.printing import As, Output, fail
-from muster.cli.running import Context, Job, Kubeconfig, Namespace, run
+from muster.cli.running import Context, Job, Kubeconfig, Namespace, Queues, run
 from muster.cli.settings import Settings, misspelt
 
 
@@ -223,6 +224,37 @@ def queues(output: As = Output.TABLE, kubeconfig: Kubeconfig = None, context: Co
       muster queues
     """
     raise typer.Exit(run(tables.queues(output, kubeconfig=kubeconfig, context=context)))
+
+
+@app.command()
+def hold(
+    queue: Queues,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="Also have what runs save a checkpoint, stop and wait.")
+    ] = False,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Let nothing new start in queues, and in those below them.
+
+    What runs goes on; with --drain it makes room, too. The same as spec.stopPolicy.
+
+    \b
+      muster hold research
+      muster hold research vision --drain
+    """
+    policy = StopPolicy.HOLD_AND_DRAIN if drain else StopPolicy.HOLD
+    raise typer.Exit(run(holding.stop(queue, policy, kubeconfig=kubeconfig, context=context)))
+
+
+@app.command()
+def release(queue: Queues, kubeconfig: Kubeconfig = None, context: Context = None) -> None:
+    """Let jobs start again in queues that are held or drained.
+
+    \b
+      muster release research
+    """
+    raise typer.Exit(run(holding.stop(queue, StopPolicy.NONE, kubeconfig=kubeconfig, context=context)))
 
 
 @app.command()

@@ -17,6 +17,10 @@ from muster.cluster.errors import ApiError, ApiUnreachable
 Kubeconfig = Annotated[str | None, typer.Option(help="Path of a kubeconfig; else KUBECONFIG or ~/.kube/config.")]
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig.")]
 Job = Annotated[str, typer.Argument(metavar="JOB", help="Name of the TrainingJob.", autocompletion=completing.jobs)]
+Queues = Annotated[
+    list[str],
+    typer.Argument(metavar="QUEUE", help="Names of TrainingQueues.", autocompletion=completing.queues),
+]
 Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Namespace of the job; else the kubeconfig's.")
 ]

@@ -15,7 +15,7 @@ from muster.cluster.status import nothing_saved, reason_of
 from muster.telling.scene import Scene
 from muster.telling.wording import UNSAVED
 
-_MANAGER: Final = "muster-cli"
+MANAGER: Final = "muster-cli"
 """A person's word, not the operator's."""
 
 Write = Callable[[str], object]
@@ -84,4 +84,4 @@ async def _set(api: Api, scene: Scene, *, suspended: bool) -> None:
     meta = scene.job.metadata
     path = f"/apis/{API_VERSION}/namespaces/{meta.namespace}/trainingjobs/{meta.name}"
     patch = {"metadata": {"uid": meta.uid}, "spec": {"suspend": suspended}}
-    await api.merge_patch(path, patch, manager=_MANAGER)
+    await api.merge_patch(path, patch, manager=MANAGER)
