@@ -126,6 +126,16 @@ def spend(before: Usage, gpu_seconds: int, price: float, currency: str = "") -> 
     )
 
 
+def rated(usage: Usage | None, gpus: int | Fraction, price: float, currency: str = "") -> Usage | None:
+    """`usage` with what a placement of so many GPUs costs an hour; arguments as for `used`."""
+    hourly = Fraction(Decimal(str(price))) * gpus
+    if not hourly and (usage is None or usage.hourly is None):
+        return usage
+    known = usage or Usage()
+    named = (currency or known.currency) if hourly or known.cost else None
+    return known.model_copy(update={"hourly": written(hourly) if hourly else None, "currency": named})
+
+
 def budget_spent(spec: EffectiveSpec, usage: Usage) -> str:
     """What of the job's budget is used up, in words; "" while nothing is."""
     if spec.budget_gpu_hours is not None and usage.gpu_seconds >= spec.budget_gpu_hours * _HOUR:

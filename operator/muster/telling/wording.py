@@ -321,20 +321,21 @@ UNSAVED: Final = "it names no checkpoint.uri: what stops it loses all of its wor
 
 
 def gpu_time(scene: Scene) -> tuple[str, str]:
-    """(GPU hours that the job has used, what of them has been counted as money); "" for nothing.
+    """(GPU hours that the job has used, what they cost); "" for nothing.
 
-    What the present placement costs is counted at its end, at prices that the job's object doesn't name.
+    What the present placement costs is counted at its end; until then it is reckoned by the rate in the status.
     """
     spec, status = effective_spec(scene.job.spec, scene.job.status.defaults), scene.job.status
     usage, placement = status.usage or Usage(), status.placement
-    seconds = float(usage.gpu_seconds)
+    seconds, cost = float(usage.gpu_seconds), Decimal(usage.cost or 0)
     begins = placement.counts_from if placement is not None else None
     if placement is not None and begins is not None:
-        seconds += float(placement.gpus(spec.gpus_per_worker)) * max(0.0, (scene.now - begins).total_seconds())
+        since = max(0.0, (scene.now - begins).total_seconds())
+        seconds += float(placement.gpus(spec.gpus_per_worker)) * since
+        cost += Decimal(usage.hourly or 0) * Decimal(since) / 3600
     hours = f"{seconds / 3600:,.2f} GPU hours" if seconds else ""
-    apart = " until the present placement" if begins is not None else ""
-    money = usage.currency or PLATFORM_PRICES
-    return hours, f"{Decimal(usage.cost):,.2f} {money}{apart}" if usage.cost else ""
+    apart = " until the present placement" if begins is not None and not usage.hourly else ""
+    return hours, f"{cost:,.2f} {usage.currency or PLATFORM_PRICES}{apart}" if cost else ""
 
 
 def ago(moment: datetime | None, now: datetime) -> str:

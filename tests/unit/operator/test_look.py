@@ -506,6 +506,11 @@ def test_what_a_job_has_used_is_told_up_to_now() -> None:
     }
     runs = Scene(job(phase="Running", usage=usage, placement=placed), (), (), NOW)
     assert "16.38 GPU hours, 2.34 at the platform's prices until the present placement" in shown(runs)
+    rated = Scene(
+        job(phase="Running", usage={**usage, "currency": "EUR", "hourly": "40"}, placement=placed), (), (), NOW
+    )
+    assert "16.38 GPU hours, 42.34 EUR" in shown(rated)
+    assert "until the present placement" not in shown(rated)
     first = Scene(job(phase="Running", placement=placed), (), (), NOW)
     assert "16.00 GPU hours" in shown(first)
     assert "prices" not in shown(first)

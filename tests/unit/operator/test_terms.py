@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -207,6 +208,18 @@ def test_use_is_gpus_times_time_held_and_costs_what_they_cost() -> None:
     assert terms.used(before, 8, 2.0, now) == before.usage
     assert terms.used(placed(before, now - HOUR), 8, 2.0, now) == Usage(gpu_seconds=9 * 3600, cost="17.5")
     assert terms.used(placed(TrainingJobStatus(), now - HOUR), 8, 0.0, now) == Usage(gpu_seconds=8 * 3600, cost=None)
+
+
+def test_the_rate_of_a_placement_stands_beside_what_is_counted_and_goes_with_it() -> None:
+    assert terms.rated(None, 8, 0.0) is None
+    rated = terms.rated(None, Fraction(3, 7), 2.8, "EUR")
+    assert rated == Usage(hourly="1.2", currency="EUR")
+    assert terms.rated(rated, 8, 0.0) == Usage(), "its nodes are gone, and with them what they cost"
+    counted = Usage(gpu_seconds=3600, cost="1.5", currency="USD")
+    assert terms.rated(counted, 8, 2.0, "") == counted.model_copy(update={"hourly": "16"})
+    now = datetime(2026, 3, 2, tzinfo=UTC)
+    running = placed(TrainingJobStatus(usage=terms.rated(counted, 8, 2.0)), now - HOUR)
+    assert terms.used(running, 8, 2.0, now).hourly is None, "it is counted now"
 
 
 def test_what_a_job_costs_is_in_the_currency_of_the_prices() -> None:

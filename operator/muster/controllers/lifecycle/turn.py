@@ -299,7 +299,7 @@ class Turn:
 
     def decision(self) -> Decision:
         self._settle()
-        status = self.draft.done()
+        status = self._with_rate(self.draft.done())
         return Decision(
             status=None if status == self.s.job.status else status,
             delete=tuple(self._delete.items()),
@@ -318,6 +318,15 @@ class Turn:
             if gpus:
                 self.draft.set(usage=terms.used(before, gpus, self.s.price, self.s.now, self.s.currency))
         self._count_time(before)
+
+    def _with_rate(self, status: TrainingJobStatus) -> TrainingJobStatus:
+        """The status with what its placement costs an hour. A price that changes is no reason to write one."""
+        before = self.s.job.status
+        if before.placement is None or status.placement is None or status == before:
+            return status
+        gpus = devices.held(status.placement, self.s.spec, self.s.gpu_type)
+        usage = terms.rated(status.usage, gpus, self.s.price, self.s.currency)
+        return status if usage == status.usage else status.model_copy(update={"usage": usage})
 
     def account(self) -> Goodput:
         """Where the job's time went, as far as it is known."""

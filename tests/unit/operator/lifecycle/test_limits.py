@@ -11,6 +11,7 @@ from muster.api.common import find_condition
 from muster.api.names import ConditionType, EventReason, Phase
 from muster.api.placement import Promise, Stop, nodes_with_workers
 from muster.api.queue_position import QueuePosition
+from muster.api.terms import Usage
 from muster.cluster.status import Draft
 from muster.controllers import terms
 from muster.controllers.lifecycle.reconcile import reconcile
@@ -160,6 +161,17 @@ def test_a_budget_that_lacks_a_part_of_a_second_at_its_end_is_looked_at_again_so
     stopped = reconcile(replace(case.situation(), price=1.3, now=at_its_end.wake_at)).status
     assert stopped is not None
     assert stopped.stop is not None
+
+
+def test_the_rate_of_a_placement_is_written_with_the_next_change_and_by_itself_is_none() -> None:
+    case = Case(trainingjob())
+    case.start()
+    assert reconcile(replace(case.situation(), price=1.3, currency="EUR")).status is None
+    case.job = type(case.job).from_raw(case.job.to_raw() | {"spec": case.job.to_raw()["spec"] | {"suspend": True}})
+    stops = reconcile(replace(case.situation(), price=1.3, currency="EUR")).status
+    assert stops is not None
+    assert stops.placement is not None
+    assert stops.usage == Usage(hourly="2.6", currency="EUR")
 
 
 def test_use_is_booked_once_for_each_placement() -> None:
