@@ -11,7 +11,7 @@ from muster.api import goodput
 from muster.api.common import Condition, find_condition
 from muster.api.effective import effective_spec
 from muster.api.names import ConditionType, EventReason, Phase
-from muster.api.trainingjob_status import Goodput, PastFailure, TrainingJobStatus
+from muster.api.trainingjob_status import Goodput, NodeFault, PastFailure, TrainingJobStatus
 from muster.cluster.views import parse_time
 from muster.telling.outlook import advice, follows
 from muster.telling.scene import Scene, event_time
@@ -332,17 +332,18 @@ def _said_otherwise(scene: Scene, condition: Condition) -> bool:
 
 
 def _told(scene: Scene) -> Iterator[_Line]:
+    known = (*scene.job.status.recent_failures, *scene.job.status.node_faults)
     for event in scene.events:
         if event.get("reason") == EventReason.TRAINING_WARNING.value:
             continue  # these have a section of their own, which outlives their Events
         at, message = parse_time(event_time(event)), event.get("message", "")
-        if at is not None and not any(_repeats(message, at, past) for past in scene.job.status.recent_failures):
+        if at is not None and not any(_repeats(message, at, past) for past in known):
             yield _Line(at, event.get("reason", ""), message)
 
 
-def _repeats(message: str, at: datetime, past: PastFailure) -> bool:
-    """Whether an Event tells of a failure that the history has already."""
-    return past.message[:100] in message and abs((at - past.at).total_seconds()) < REPEATED_SECONDS
+def _repeats(message: str, at: datetime, past: PastFailure | NodeFault) -> bool:
+    """Whether an Event tells of a failure, or of a fault of a node, that the history has already."""
+    return past.message != "" and past.message[:100] in message and abs((at - past.at).total_seconds()) < REPEATED_SECONDS
 
 
 def _short(past: PastFailure) -> str:

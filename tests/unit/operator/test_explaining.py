@@ -688,6 +688,15 @@ def test_a_straggler_is_named_and_what_nodes_did_is_in_the_history() -> None:
     assert not any("worker 1 on node n1" in line for line in lines)
 
 
+def test_what_a_node_did_is_told_once_and_hides_nothing_else() -> None:
+    fault = {"node": "n1", "cause": "straggler", "at": "2026-01-02T02:50:20Z", "message": "rank 5 is slow"}
+    bare = {**fault, "node": "n2", "cause": "lost", "message": ""}
+    runs = job(phase="Running", placement=PLACED, nodeFaults=[fault, bare])
+    lines = shown(runs, event("Straggler", "rank 5 is slow", 50), event("Saved", "step 7", 50))
+    assert sum("rank 5 is slow" in line for line in lines) == 1
+    assert any("Saved" in line for line in lines)
+
+
 def test_a_limit_that_is_used_up_is_a_warning() -> None:
     used = job({"restart": {"limit": 1}}, phase="Running", placement=PLACED, recentFailures=[failure(1)])
     assert "restart.limit (1) is used up: the next such failure ends the job" in " ".join(shown(used))
