@@ -30,6 +30,7 @@ Json = dict[str, Any]
 
 NAMESPACE: Final = "dashboards"
 INTERVAL_S: Final = 5
+PRICE: Final = "muster_gpu_price_per_hour"
 POINTS: Final = 120
 """Of a line."""
 
@@ -127,6 +128,7 @@ def _draw(
         "namespace": ".*",
         "queue": ".*",
         "job": scene.STEADY,
+        "currency": next((one.labels.get("currency", "") for one in prometheus.query(PRICE, now)), ""),
         "__rate_interval": f"{max(4 * INTERVAL_S, round(step) + INTERVAL_S)}s",
         "__range": f"{round(now - started)}s",
     }

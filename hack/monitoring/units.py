@@ -15,7 +15,8 @@ _ENDINGS: Final = {"none": "", "celsius": " °C", "watt": " W"}
 def text(value: float, unit: str) -> str:
     """`0.731` of percentunit is `73.1%`, `90` of s is `1.5 min`. Raises KeyError for a unit that no dashboard has."""
     if unit == "percentunit":
-        return f"{_short(100 * value)}%"
+        percent = 100 * value
+        return f"{_short(percent) if abs(percent) >= 0.1 or not percent else f'{percent:.2g}'}%"
     if unit in _ENDINGS:
         return f"{_short(value)}{_ENDINGS[unit]}"
     size, name = _step(value, unit)

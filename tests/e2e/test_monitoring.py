@@ -161,6 +161,7 @@ def test_every_choice_of_a_dashboard_offers_what_there_is(
         "namespace": world.namespace,
         "queue": place(world).research,
         "job": scene.STEADY,
+        "currency": "USD",
     }
     every = {"cluster": ".*", "namespace": ".*", "queue": ".*"}
     for board in dashboards:

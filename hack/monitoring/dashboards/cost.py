@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from hack.monitoring.dashboards.parts import MONEY, RATIO, Dashboard, Panel, Query
+from hack.monitoring.dashboards.parts import MONEY, RATIO, Dashboard, Panel, Query, Variable
 
 _HERE: Final = 'cluster=~"$cluster"'
 _QUEUE: Final = f'{_HERE},queue=~"$queue"'
@@ -16,6 +16,9 @@ def _summed(expression: str, window: str) -> str:
 
 
 _COST: Final = f"sum by (queue) (queue:muster_cost_per_hour:sum{{{_QUEUE}}})"
+
+_CURRENCY: Final = Variable("currency", "muster_gpu_price_per_hour", "currency", 'cluster=~"$cluster"', several=False)
+"""Only told: panels add up what they find, and clusters of two currencies are looked at one by one."""
 
 DASHBOARD: Final = Dashboard(
     "muster-cost",
@@ -134,4 +137,5 @@ DASHBOARD: Final = Dashboard(
             ),
         ),
     ),
+    (_CURRENCY,),
 )

@@ -79,9 +79,15 @@ DASHBOARD: Final = Dashboard(
             (
                 Panel(
                     "Where the time goes",
-                    "Part of each second, by what it was spent on.",
+                    "Part of the time, by what it was spent on.",
                     RATIO,
-                    (Query(f"sum by (part) (job:muster_run_seconds:rate5m{{{_HERE}}})", "{{part}}"),),
+                    (
+                        Query(
+                            f"sum by (part) (job:muster_run_seconds:rate5m{{{_HERE}}})"
+                            f" / on () group_left () (sum(job:muster_run_seconds:rate5m{{{_HERE}}}) > 0)",
+                            "{{part}}",
+                        ),
+                    ),
                     width=12,
                     stacked=True,
                     most=1,
@@ -127,7 +133,8 @@ DASHBOARD: Final = Dashboard(
                 ),
                 Panel(
                     "Stragglers",
-                    "Own time of each rank's step over the median of all ranks: above 1 the others wait for it.",
+                    "Own time of each rank's step over that of the median rank, of two the faster one: above 1 the others "
+                    "wait for it.",
                     COUNT,
                     (Query(f"topk(16, rank:muster_straggler_score:ratio{{{_HERE}}})", "rank {{rank}}"),),
                     steps=((1.5, "orange"), (3.0, "red")),

@@ -14,7 +14,7 @@ FLAT: Final = 4
 RATIO: Final = "percentunit"
 SECONDS: Final = "s"
 MONEY: Final = "none"
-"""Prices have no currency of their own."""
+"""In the currency of the operator's prices, which a panel can't be told: the dashboard of costs has it at its top."""
 COUNT: Final = "short"
 BYTES: Final = "bytes"
 CELSIUS: Final = "celsius"

@@ -133,8 +133,8 @@ class Usage(Model):
     cost: Cost | None = None
     """What that cost, as far as the GPUs have a price."""
     currency: Currency | None = None
-    """Of `cost` and `hourly`: that of the operator's prices when they were last counted, as ISO 4217 has it. Absent where
-    they name none."""
+    """Of `cost` and `hourly`: that of the operator's prices when they were last counted, as ISO 4217 has it. Absent
+    where they name none."""
     hourly: Cost | None = None
     """What the present placement costs an hour, at the operator's prices when the status was last written. Absent
     without a placement, and for GPUs without a price."""

@@ -55,10 +55,12 @@ _FAULTS: Final = frozenset(
 class Observing:
     """Fills the metrics of one process."""
 
-    def __init__(self, metrics: Metrics, prices: Mapping[str, float]) -> None:
-        """`prices`: money for an hour of one GPU, by flavour like `H100/on-demand`."""
+    def __init__(self, metrics: Metrics, prices: Mapping[str, float], currency: str = "") -> None:
+        """`prices`: money for an hour of one GPU, by flavour like `H100/on-demand`; in `currency`, "" where nobody told."""
         self._metrics = metrics
-        self._prices = prices
+        self._prices: Mapping[tuple[str, ...], float] = {
+            (*standing.flavour(name), currency): price for name, price in prices.items()
+        }
 
     # -- what happens --------------------------------------------------------------------------------------------------
 
@@ -97,7 +99,7 @@ class Observing:
         metrics.show(standing.queues(loop.tally, cache.queues, now))
         if loop.tally is not None:
             metrics.show(standing.fleet(loop.tally.snapshot))
-        metrics.show({declared.PRICE: {standing.flavour(name): price for name, price in self._prices.items()}})
+        metrics.show({declared.PRICE: self._prices})
         metrics.show({declared.BUDGET: dict(_budgets(cache, now))})
         waiting = len(cache.dirty)
         metrics.show(

@@ -72,7 +72,7 @@ class Operator:
         self._assemble = assemble
         self._metrics = Metrics()
         self._prices = price_catalogue(settings)
-        self._observing = Observing(self._metrics, self._prices.flat(datetime.now(timezone.utc)))
+        self._observing = Observing(self._metrics, self._prices.flat(datetime.now(timezone.utc)), self._prices.code)
         self._board = Board()
         self._past = history_of(settings, self._prices)
         self._scheduling: Scheduling | None = None

@@ -192,7 +192,7 @@ FRAGMENTED: Final = _gauge(
     "level",
     *FLAVOUR,
 )
-PRICE: Final = _gauge("muster_gpu_price_per_hour", "Money for an hour of one GPU, as configured.", *FLAVOUR)
+PRICE: Final = _gauge("muster_gpu_price_per_hour", "Money for an hour of one GPU, as configured.", *FLAVOUR, "currency")
 FAILURE_FREE: Final = _gauge(
     "muster_node_seconds_between_failures",
     "Time that one worker trains between two failures of its node, by what is supposed and seen.",

@@ -332,7 +332,8 @@ def _said_otherwise(scene: Scene, condition: Condition) -> bool:
 
 
 def _told(scene: Scene) -> Iterator[_Line]:
-    known = (*scene.job.status.recent_failures, *scene.job.status.node_faults)
+    status = scene.job.status
+    known: tuple[PastFailure | NodeFault, ...] = (*status.recent_failures, *status.node_faults)
     for event in scene.events:
         if event.get("reason") == EventReason.TRAINING_WARNING.value:
             continue  # these have a section of their own, which outlives their Events
@@ -343,7 +344,9 @@ def _told(scene: Scene) -> Iterator[_Line]:
 
 def _repeats(message: str, at: datetime, past: PastFailure | NodeFault) -> bool:
     """Whether an Event tells of a failure, or of a fault of a node, that the history has already."""
-    return past.message != "" and past.message[:100] in message and abs((at - past.at).total_seconds()) < REPEATED_SECONDS
+    return (
+        past.message != "" and past.message[:100] in message and abs((at - past.at).total_seconds()) < REPEATED_SECONDS
+    )
 
 
 def _short(past: PastFailure) -> str:

@@ -13,6 +13,7 @@ VALUES = {
     "namespace": ".*",
     "queue": ".*",
     "job": "llama",
+    "currency": "EUR",
     "__rate_interval": "2m",
     "__range": "6h",
 }

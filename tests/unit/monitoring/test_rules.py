@@ -219,6 +219,27 @@ def test_each_alert_fires_when_it_should_and_is_quiet_else(tmp_path: Path) -> No
     assert promtool("test", "rules", "tests.yaml", folder=tmp_path) == ""
 
 
+@pytest.mark.parametrize(("seconds", "score"), [((2, 3), 1.5), ((2, 3, 6), 2.0), ((2,), 1.0)])
+def test_the_slowest_rank_is_held_against_the_middle_one_of_two_against_the_faster(
+    tmp_path: Path, seconds: tuple[int, ...], score: float
+) -> None:
+    """As the launcher does, which names it."""
+    series = {
+        f'muster_worker_{what}_total{{{JOB},rank="{rank}"}}': f"0+{each}x200"
+        for rank, own in enumerate(seconds)
+        for what, each in (("own_seconds", own * 10), ("steps", 10))
+    }
+    asked = {"expr": "round(max(rank:muster_straggler_score:ratio), 0.01)", "eval_time": "45m"}
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [{**asked, "exp_samples": [{"labels": "{}", "value": score}]}],
+    }
+    document = {"rule_files": written(tmp_path), "evaluation_interval": "1m", "tests": [test]}
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(document))
+    assert promtool("test", "rules", "tests.yaml", folder=tmp_path) == ""
+
+
 def test_each_alert_has_a_case() -> None:
     assert {case.alert for case in CASES} == {rule["alert"] for rule in rules.ALERTS}
 
