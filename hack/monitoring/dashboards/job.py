@@ -133,8 +133,8 @@ DASHBOARD: Final = Dashboard(
                 ),
                 Panel(
                     "Stragglers",
-                    "Own time of each rank's step over that of the median rank, of two the faster one: above 1 the others "
-                    "wait for it.",
+                    "Own time of each rank's step over that of the median rank, of two the faster one: above 1 the "
+                    "others wait for it.",
                     COUNT,
                     (Query(f"topk(16, rank:muster_straggler_score:ratio{{{_HERE}}})", "rank {{rank}}"),),
                     steps=((1.5, "orange"), (3.0, "red")),

@@ -52,8 +52,8 @@ DASHBOARD: Final = Dashboard(
                 ),
                 Panel(
                     "Waits that have ended",
-                    "Before placements of the last hour; half, and 95 of 100, took less. A guess between 1 min, 10 min, "
-                    "1 h, 6 h and 1 day.",
+                    "Before placements of the last hour; half, and 95 of 100, took less. A guess between 1 min, "
+                    "10 min, 1 h, 6 h and 1 day.",
                     SECONDS,
                     (
                         Query(f"max by (queue) (queue:muster_wait_seconds:p50_1h{{{_HERE}}})", "{{queue}} p50"),
