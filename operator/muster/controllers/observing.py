@@ -56,7 +56,7 @@ class Observing:
     """Fills the metrics of one process."""
 
     def __init__(self, metrics: Metrics, prices: Mapping[str, float], currency: str = "") -> None:
-        """`prices`: money for an hour of one GPU, by flavour like `H100/on-demand`. `currency`: "" where nobody told."""
+        """`prices`: money for an hour of a GPU, by flavour like `H100/on-demand`. `currency`: "" where nobody told."""
         self._metrics = metrics
         self._prices: Mapping[tuple[str, ...], float] = {
             (*standing.flavour(name), currency): price for name, price in prices.items()
