@@ -22,7 +22,7 @@ class PodView:
 @dataclass(frozen=True)
 class JobView:
     """One job at one moment. `step` counts steps done; None means that it isn't known yet. `live`: a launcher told it,
-    so it is newer than what the operator writes."""
+    so it is newer than what the operator writes. One whose ranks start again has none to tell."""
 
     name: str
     phase: str = "?"
@@ -53,15 +53,16 @@ def look(kube: Kube, namespace: str, name: str) -> JobView:
     status = job.get("status", {})
     progress = status.get("progress") or {}
     live = _ask_leader(kube, namespace, pods)
+    told = live if live is not None and live.step is not None else None
     checkpoint = (status.get("checkpoint") or {}).get("step")
     ended = holds(job, "Succeeded") or holds(job, "Failed")
     return JobView(
         name=name,
         phase=status.get("phase", "new"),
         reason=_reason(job),
-        step=_first(live.step if live else None, progress.get("step")),
+        step=told.step if told else progress.get("step"),
         total=_first(live.total_steps if live else None, progress.get("totalSteps")),
-        loss=live.loss if live else progress.get("loss"),
+        loss=told.loss if told else progress.get("loss"),
         committed=_first(live.checkpoint.step if live and live.checkpoint else None, checkpoint),
         resumed_from=live.resumed_from if live else None,
         incarnation=live.incarnation if live else 0,
@@ -69,7 +70,7 @@ def look(kube: Kube, namespace: str, name: str) -> JobView:
         pods=() if ended else tuple(_pod_view(pod) for pod in pods),
         succeeded=holds(job, "Succeeded"),
         failed=holds(job, "Failed"),
-        live=live is not None,
+        live=told is not None,
     )
 
 
