@@ -198,7 +198,13 @@ def test_rules_are_evaluated_without_errors_and_only_what_is_wrong_is_told(prome
     states = {rule["name"]: rule["state"] for rule in rules if rule["type"] == "alerting"}
     told = {name for name, state in states.items() if state != "inactive"}
     assert told >= {"MusterNodeQuarantined"}
-    assert not told & {"MusterOperatorDown", "MusterOperatorErrors", "MusterCheckpointFailing", "MusterCheckpointOld"}
+    assert not told & {
+        "MusterOperatorDown",
+        "MusterOperatorErrors",
+        "MusterCheckpointFailing",
+        "MusterCheckpointOld",
+        "MusterHistoryDown",
+    }
 
 
 @pytest.mark.parametrize("family", ["muster_operator_leader", "muster_worker_ranks_running"])

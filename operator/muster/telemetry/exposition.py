@@ -63,13 +63,14 @@ class _Family:
 
 
 class Store:
-    """The metrics of one process. A metric without labels is 0 from the start; others have the series that were set."""
+    """The metrics of one process. A counter without labels is 0 from the start; all others have the series that were
+    set: a gauge that nobody has set says nothing, and 0 might be an alarm."""
 
     def __init__(self, declared: Sequence[Metric], clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._families = {metric.name: _Family(metric) for metric in declared}
         for metric in declared:
-            if not metric.labels and metric.kind is not Kind.HISTOGRAM:
+            if not metric.labels and metric.kind is Kind.COUNTER:
                 self._families[metric.name].values[()] = 0
 
     def set(self, metric: Metric, value: float, *labels: str) -> None:

@@ -17,6 +17,7 @@ class Metrics:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.store = Store(declared.OPERATOR, clock)
+        self.store.set(declared.LEADS, 0)
 
     def request(self, method: str, code: int, seconds: float) -> None:
         """The API server has answered."""

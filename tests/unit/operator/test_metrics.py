@@ -93,7 +93,7 @@ def test_what_counts_begins_at_zero_so_that_its_first_event_is_an_increase() -> 
     assert told() == [5, 1, 2.0], "at once"
     filled.forget("queue", ())
     filled.count(COUNTER, 1, "q")
-    assert samples(filled.text()) == {("a_total", (("queue", "q"),)): 0, ("plain", ()): 0}
+    assert samples(filled.text()) == {("a_total", (("queue", "q"),)): 0}
 
 
 def test_series_of_a_queue_that_is_gone_go() -> None:
@@ -150,3 +150,4 @@ def test_a_process_that_stands_by_says_only_so() -> None:
     found = samples(Metrics().text())
     assert found["muster_operator_leader", ()] == 0
     assert all(value == 0 for value in found.values())
+    assert not [name for name, _ in found if name.startswith("muster_history_up")], "0 is an alarm, and none is kept"
