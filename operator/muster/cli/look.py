@@ -38,6 +38,7 @@ from muster.telling.wording import (
     before_the_first_step,
     below,
     capacity_of,
+    ended_early,
     gpu_time,
     one_line,
     pod_state,
@@ -48,6 +49,7 @@ from muster.telling.wording import (
     silent,
     size_kept,
     survived,
+    told_of_ended,
     tracked,
     unsound,
     used_limits,
@@ -166,6 +168,8 @@ def _facts(scene: Scene) -> Table:
         head.add_row(title, told)
     if old := silent(scene):
         head.add_row("Silent", Text(old, "yellow"))
+    if over := told_of_ended(ended_early(scene)):
+        head.add_row("Ended", Text(over, "yellow"))
     if first := before_the_first_step(scene):
         head.add_row("Progress", first)
     elif status.progress is not None:

@@ -13,12 +13,14 @@ from muster.cli.logs import pods_of, worker_of
 from muster.cli.printing import note, print_text
 from muster.cli.scene import NotThere
 from muster.cluster.views import PodView
+from muster.telling.wording import pod_state
 from muster_protocol import launcher_api
 from muster_protocol.durations import format_duration
 from muster_protocol.messages import Examined, RankSeen
 from muster_protocol.wire import decode
 
 ASKED_AT_ONCE: Final = 32
+_OVER: Final = frozenset({"Succeeded", "Failed"})
 _SECTIONS: Final = {
     "start": "joining the others, or in its first step",
     "setup": "before its loop",
@@ -58,6 +60,8 @@ async def show(api: Asks, pods: Sequence[PodView], rank: int | None, write: Writ
     turn = asyncio.Semaphore(ASKED_AT_ONCE)
 
     async def ask(pod: PodView) -> Examined | NotThere:
+        if pod.phase in _OVER:  # nobody is behind its door
+            return NotThere(f"worker {pod.index} has ended ({pod_state(pod)})")
         async with turn:
             try:
                 door = await open_door(api, pod, launcher_api.STACKS_PATH)

@@ -23,10 +23,12 @@ from muster.telling.wording import (
     answered,
     before_the_first_step,
     below,
+    ended_early,
     gpu_time,
     silent,
     size_kept,
     survived,
+    told_of_ended,
     tracked,
     used_limits,
     waiting,
@@ -101,7 +103,10 @@ def _why(scene: Scene) -> Iterator[tuple[str, str]]:
         where = f" on {status.nodes}" if status.nodes else ""
         first = before_the_first_step(scene)
         count, verb = status.placement.workers, "run" if first else "train"
-        if status.placement.replacing is None:
+        over = ended_early(scene)
+        if over:
+            yield "", f"{count - len(over)} of {count} workers still {verb}{where}; {told_of_ended(over)}"
+        elif status.placement.replacing is None:
             yield "", (f"all {count} workers {verb}" if count > 1 else f"its worker {verb}s") + where
         if first:
             yield "", first

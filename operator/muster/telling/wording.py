@@ -155,12 +155,13 @@ def silent(scene: Scene) -> str:
     if status.phase is not Phase.RUNNING or status.goodput is None or scene.unled is not None:
         return ""
     age = (scene.now - max(status.goodput.until, status.running_since or status.goodput.until)).total_seconds()
-    unknown = PLAIN_AFTER_SECONDS if before_the_first_step(scene) else 0  # it is told when it is known what it was
+    first = before_the_first_step(scene)
+    unknown = PLAIN_AFTER_SECONDS if first else 0  # it is told when it is known what it was
     if age < SILENT_SECONDS + unknown:
         return ""
     told = f"nothing was heard of its training for {format_duration(age)}, and what is told of it is as old"
     # What a step took is counted at its end: until then nobody but the launcher knows that it goes on.
-    return f"{told}: a long step, a hang, or the operator or worker 0 does not answer"
+    return f"{told}: a long {'start' if first else 'step'}, a hang, or the operator or worker 0 does not answer"
 
 
 def seconds_left(scene: Scene) -> float:
@@ -197,9 +198,42 @@ def before_the_first_step(scene: Scene) -> str:
         return ""
     if progress is not None and progress.step and (progress.updated_at is None or progress.updated_at >= since):
         return ""
-    told = f"waiting for the first step for {format_duration((scene.now - since).total_seconds())}"
+    waits = (scene.now - since).total_seconds()
     none = "reports none" if scene.job.spec.checkpoint is None else "reports none, and saves no checkpoint"
+    if not done and waits >= PLAIN_AFTER_SECONDS and _counts_as_training(status):
+        return f"no step was told of for {format_duration(waits)}: a script without a session {none}"
+    told = f"waiting for the first step for {format_duration(waits)}"
     return f"{told}{before or f': imports, the model, its first batch; a script without a session {none}'}"
+
+
+def _counts_as_training(status: TrainingJobStatus) -> bool:
+    """Whether the launcher takes the time of the present ranks for training, though it knows of no step."""
+    known = status.goodput.launcher if status.goodput is not None else None
+    return known is not None and bool(known.seconds.training)
+
+
+def ended_early(scene: Scene) -> tuple[int, ...]:
+    """Indexes of workers that have ended with exit code 0 while others of their gang run."""
+    placement = scene.job.status.placement
+    if placement is None:
+        return ()
+    gang = [
+        pod
+        for pod in scene.pods
+        if pod.generation == placement.generation
+        and pod.index < placement.workers
+        and pod.attempt == placement.attempt_of(pod.index)
+    ]
+    over = tuple(sorted(pod.index for pod in gang if pod.phase == "Succeeded"))
+    return over if any(pod.phase == "Running" and not pod.terminating for pod in gang) else ()
+
+
+def told_of_ended(over: Sequence[int]) -> str:
+    """What is told of those; "" where there are none."""
+    if not over:
+        return ""
+    who, has, them = ("workers", "have", "them") if len(over) > 1 else ("worker", "has", "it")
+    return f"{who} {format_indexes(over)} {has} ended with exit code 0 already: whoever waits for {them} waits in vain"
 
 
 def replaced(scene: Scene, placement: Placement) -> str:

@@ -11,10 +11,10 @@ from muster.cluster.views import PodView
 from muster_protocol import launcher_api
 
 
-def pod(index: int) -> PodView:
+def pod(index: int, phase: str = "Running") -> PodView:
     labels = {"muster.dev/index": str(index), "muster.dev/generation": "1", "muster.dev/attempt": "0"}
     metadata = {"name": f"train-g1-{index}-0", "namespace": "research", "labels": labels}
-    return PodView.from_raw({"metadata": metadata, "spec": {"containers": []}, "status": {"phase": "Running"}})
+    return PodView.from_raw({"metadata": metadata, "spec": {"containers": []}, "status": {"phase": phase}})
 
 
 class Doors:

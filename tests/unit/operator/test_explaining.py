@@ -769,6 +769,27 @@ def test_before_the_first_step_nobody_is_said_to_train() -> None:
     assert "its worker trains" in shown(job(phase="Running", placement=alone))
 
 
+def test_a_script_that_trains_without_a_session_is_not_said_to_wait_for_its_first_step() -> None:
+    spec, begun = {"checkpoint": {"uri": "s3://models/train"}}, "2026-01-02T02:34:05Z"
+    counted = {"attempt": 0, "seconds": {"training": 1200}}
+    goodput = {"seconds": {"training": 1200}, "until": NOW.isoformat(), "launcher": counted}
+    lines = shown(job(spec, phase="Running", placement=PLACED, runningSince=begun, goodput=goodput))
+    told = "no step was told of for 30m: a script without a session reports none, and saves no checkpoint"
+    assert told in lines
+    unknown = {**goodput, "launcher": {"attempt": 0, "seconds": {"starting": 1200}}}
+    lines = shown(job(spec, phase="Running", placement=PLACED, runningSince=begun, goodput=unknown))
+    assert any(line.startswith("waiting for the first step for 30m: ") for line in lines)
+
+
+def test_of_a_gang_only_those_are_said_to_run_that_do() -> None:
+    runs = Scene(job(phase="Running", placement=PLACED), (pod(0), pod(1, "Succeeded")), (), NOW)
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(page(runs))
+    told = console.export_text()
+    assert "1 of 2 workers still train; worker 1 has ended with exit code 0 already" in told
+    assert "all 2 workers" not in told
+
+
 def test_a_preemption_is_told_once_by_its_event_and_in_few_words_without_it() -> None:
     told = job(phase="Queued", preemptedAt=["2026-01-02T02:20:00Z", "2026-01-02T02:50:30Z"])
     rows = [

@@ -491,6 +491,21 @@ def test_a_job_that_saves_nothing_is_told_so_while_it_runs() -> None:
         assert (told in shown(Scene(bare, (), (), NOW))) is (phase == "Running")
 
 
+def test_a_worker_that_has_ended_while_others_run_is_told_and_one_of_a_gang_that_ends_is_not() -> None:
+    placed = {"generation": 1, "workers": 3, "nodes": [{"node": "a", "indexes": "0-2"}]}
+    runs = job(phase="Running", placement=placed, runningSince="2026-01-02T02:04:05Z")
+    told = "worker 1 has ended with exit code 0 already: whoever waits for it waits in vain"
+    assert told in shown(Scene(runs, (pod(0), pod(1, phase="Succeeded"), pod(2)), (), NOW))
+    many = (pod(0), pod(1, phase="Succeeded"), pod(2, phase="Succeeded"))
+    assert "workers 1-2 have ended with exit code 0 already: whoever waits for them" in shown(
+        Scene(runs, many, (), NOW)
+    )
+    for pods in ((pod(0), pod(1), pod(2)), tuple(pod(index, phase="Succeeded") for index in range(3))):
+        assert "already" not in shown(Scene(runs, pods, (), NOW))
+    earlier = job(phase="Running", placement={**placed, "generation": 2})
+    assert "already" not in shown(Scene(earlier, many, (), NOW)), "they are of the placement before"
+
+
 def test_what_a_job_has_used_is_told_up_to_now() -> None:
     usage = {"gpuSeconds": 1369, "cost": "2.3406"}
     ended = Scene(job(phase="Succeeded", usage=usage), (), (), NOW)

@@ -71,5 +71,7 @@ async def test_all_workers_are_asked_and_one_that_does_not_answer_is_told(capsys
     assert capsys.readouterr().err == ""
     assert await show(Cluster(answer(0, seen(0)), (405, b"no GET")), [pod(0), pod(1)], None, written.append) == 1
     assert capsys.readouterr().err == "muster: worker 1 does not answer (405): no GET\n"
+    assert await show(Cluster(answer(0, seen(0))), [pod(0), pod(1, "Succeeded")], None, written.append) == 1
+    assert capsys.readouterr().err == "muster: worker 1 has ended (Succeeded)\n"
     assert await show(Cluster(answer(0)), [pod(0)], None, written.append) == 0
     assert "no rank runs just now" in capsys.readouterr().err
