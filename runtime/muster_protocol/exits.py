@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Final
 
 from muster_protocol.goodput import Spent
+from muster_protocol.numerics import Numerics
 
 TERMINATION_MESSAGE_LIMIT: Final = 4096
 TERMINATION_MESSAGE_PATH: Final = "/dev/termination-log"
@@ -78,6 +79,7 @@ class ExitFacts:
         stored: bytes that all committed checkpoints under the run's uri take, from rank 0's pod; None: not told.
         alike: failures in a row that these pods have seen with this signature at this step, this one included.
         spent: where this launcher's time went, from index 0.
+        numerics: steps that were not sound, as index 0 knows them; None for none.
         nothing_left: of a good end: the ranks trained nothing, since what they restored was of the run's end or beyond;
             `message` says so.
     """
@@ -101,6 +103,7 @@ class ExitFacts:
     stored: int | None = None
     loss: str = ""
     nothing_left: bool = False
+    numerics: Numerics | None = None
 
 
 def encode(facts: ExitFacts) -> str:
@@ -131,7 +134,8 @@ def decode(text: str) -> ExitFacts | None:
     try:
         raw["cause"] = Cause(raw["cause"])
         known = {name: raw[name] for name in ExitFacts.__dataclass_fields__ if name in raw}
-        facts = ExitFacts(**{**known, "spent": Spent.read(known.get("spent"))})
+        read = {"spent": Spent.read(known.get("spent")), "numerics": Numerics.read(known.get("numerics"))}
+        facts = ExitFacts(**{**known, **read})
     except (KeyError, TypeError, ValueError):
         return None
     return facts if _plausible(facts) else None

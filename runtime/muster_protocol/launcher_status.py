@@ -12,6 +12,7 @@ from muster_protocol.exits import RESTARTS_END
 from muster_protocol.goodput import Spent
 from muster_protocol.idleness import Idleness
 from muster_protocol.messages import Ended
+from muster_protocol.numerics import Numerics
 
 MOMENT_END: Final = 253_402_300_800.0
 """Seconds since the epoch; moments are before: no calendar here goes beyond the year 9999."""
@@ -187,21 +188,6 @@ class Saving:
 
     left_out: int = 0
     interval_seconds: float | None = None
-
-
-@dataclass(frozen=True)
-class Numerics:
-    """Steps whose loss or gradients were not sound, since the run began, over all restarts.
-
-    Attributes:
-        skipped: whose update was left out.
-        rollbacks: for which the run went back to a checkpoint, and on without their batches.
-        last: the newest of them in a sentence, with its step and value.
-    """
-
-    skipped: int = 0
-    rollbacks: int = 0
-    last: str = ""
 
 
 @dataclass(frozen=True)

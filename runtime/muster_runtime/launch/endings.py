@@ -12,6 +12,7 @@ from muster_protocol.exits import Cause, ExitFacts
 from muster_protocol.goodput import Spent
 from muster_protocol.launcher_status import Phase
 from muster_protocol.messages import Ended, GangState
+from muster_protocol.numerics import TEXT_LEFT, Numerics
 from muster_runtime.launch import termination, verdict
 from muster_runtime.launch.config import Config
 from muster_runtime.launch.follower import Follower
@@ -190,7 +191,12 @@ class Endings:
             failures=tally.failures,
             memory_failures=tally.memory_failures,
             spent=self._spent(),
+            numerics=self._numerics() if self._config.leads else None,
         )
+
+    def _numerics(self) -> Numerics | None:
+        told = self._progress.numerics
+        return None if told is None else replace(told, last=told.last[:TEXT_LEFT])
 
     def _step(self) -> int | None:
         """Where the ranks stand, or where they began."""

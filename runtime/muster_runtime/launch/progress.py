@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from muster_protocol.launcher_status import Checkpoint, Kept, MemoryTier, Numerics, Saving
+from muster_protocol.launcher_status import Checkpoint, Kept, MemoryTier, Saving
+from muster_protocol.numerics import Numerics
 from muster_runtime import report
 from muster_runtime.launch.warned import Warned
 

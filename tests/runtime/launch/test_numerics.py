@@ -9,7 +9,7 @@ import pytest
 
 from muster_protocol import exits
 from muster_protocol.exits import Cause
-from muster_protocol.launcher_status import Numerics
+from muster_protocol.numerics import Numerics
 from muster_runtime.launch import verdict
 from muster_runtime.launch.restarts import Refusal, Restarts
 
@@ -50,7 +50,9 @@ def test_a_rollback_from_memory_is_told_by_every_launcher(make_gang: Callable[..
     metrics = pods[0].ask("GET", "/metrics")[1].decode()
     assert [line.split()[-1] for line in metrics.splitlines() if line.startswith("muster_worker_rollbacks{")] == ["1.0"]
     (gang.folder / "go").touch()
-    assert [pod.end(180).cause for pod in pods] == [Cause.SUCCEEDED] * 2, pods[0].log()
+    ends = [pod.end(180) for pod in pods]
+    assert [facts.cause for facts in ends] == [Cause.SUCCEEDED] * 2, pods[0].log()
+    assert [facts.numerics for facts in ends] == [Numerics(0, 1, last), None], "an operator may ask too late"
 
 
 def test_the_end_has_a_cause_of_its_own_and_is_not_tried_again() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,6 +27,7 @@ from muster_protocol.messages import (
     Stop,
     StopReason,
 )
+from muster_protocol.numerics import TEXT_LEFT, Numerics
 from muster_runtime import report
 from muster_runtime.control import ControlReader, ControlWriter
 from muster_runtime.launch import config, environment, termination, tracebacks, verdict
@@ -48,14 +50,25 @@ TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=9000)
 def test_a_termination_message_fits_and_keeps_what_is_not_text(
     cause: Cause, message: str, traceback: str, code: int, step: int | None
 ) -> None:
-    text = exits.encode(ExitFacts(cause, code, message, 3, -9, traceback, step, step, 7, stored=step, loss="0.25"))
+    unsound = Numerics(3, 1, message[:TEXT_LEFT])
+    facts = ExitFacts(cause, code, message, 3, -9, traceback, step, step, 7, stored=step, loss="0.25")
+    text = exits.encode(replace(facts, numerics=unsound))
     assert len(text.encode()) <= exits.TERMINATION_MESSAGE_LIMIT
     read = exits.decode(text)
     assert read is not None
     assert (read.cause, read.exit_code, read.rank, read.rank_exit_code) == (cause, code, 3, -9)
     assert (read.step, read.committed_step, read.stored, read.loss, read.incarnation) == (step, step, step, "0.25", 7)
+    assert read.numerics == unsound
     assert message.endswith(read.message)
     assert traceback.endswith(read.traceback)
+
+
+@pytest.mark.parametrize("said", [None, 3, {"skipped": -1}, {"skipped": 1, "rollbacks": True, "last": ""}, {"last": 3}])
+def test_numerics_that_are_none_are_left_out(said: object) -> None:
+    text = json.dumps({**json.loads(exits.encode(ExitFacts(Cause.USER, 1, "boom"))), "numerics": said})
+    read = exits.decode(text)
+    assert read is not None
+    assert (read.message, read.numerics) == ("boom", None)
 
 
 @given(TEXT | st.recursive(st.none() | st.integers() | TEXT, lambda x: st.lists(x) | st.dictionaries(TEXT, x)))

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pydantic import ValidationError
+
 from muster.api import goodput
-from muster.api.trainingjob_status import CommittedCheckpoint, Progress
+from muster.api.names import EventReason
+from muster.api.trainingjob_status import CommittedCheckpoint, NumericsStatus, Progress
 from muster.cluster.views import PodView
 from muster.controllers.lifecycle.turn import TERMINAL, Facts, Turn
 from muster_protocol import exits
+from muster_protocol.numerics import Numerics
 
 
 def told_by(pods: Iterable[PodView], known: Facts) -> Facts:
@@ -25,12 +29,18 @@ def told_by(pods: Iterable[PodView], known: Facts) -> Facts:
     spent = [known.spent, *((pod.attempt, facts.spent) for pod, facts in found if pod.index == 0 and facts.spent)]
     of_steps = ((facts.step, facts.loss) for pod, facts in found if pod.index == 0)
     losses = [known.loss, *((step, loss[:32]) for step, loss in of_steps if step is not None and loss)]
+    unsound = [known.numerics, *(facts.numerics for pod, facts in found if pod.index == 0)]
     return Facts(
         max((step for step in steps if step is not None), default=None),
         max((step for step in committed if step is not None), default=None),
         max((told for told in spent if told is not None), key=lambda told: told[0], default=None),
         max((told for told in losses if told is not None), default=None),
+        max((told for told in unsound if told is not None), key=_unsound_steps, default=None),
     )
+
+
+def _unsound_steps(said: Numerics) -> int:
+    return said.skipped + said.rollbacks
 
 
 def learn(turn: Turn) -> bool:
@@ -49,6 +59,29 @@ def take_facts(turn: Turn) -> None:
         _checkpoint(turn, facts.committed_step)
     if facts.spent is not None:
         turn.draft.set(goodput=goodput.told(turn.account(), *facts.spent, turn.s.now))
+    if facts.numerics is not None and _unsound_steps(facts.numerics) > _known_unsound(turn):
+        tell_numerics(turn, facts.numerics)
+
+
+def _known_unsound(turn: Turn) -> int:
+    known = turn.status.numerics or NumericsStatus()
+    return (known.skipped or 0) + (known.rollbacks or 0)
+
+
+def tell_numerics(turn: Turn, said: Numerics | None) -> None:
+    """Say that steps were not sound, and what the ranks have done about it. A launcher's word may be nonsense."""
+    old = turn.status.numerics or NumericsStatus()
+    if said is None or (said.skipped, said.rollbacks) == (old.skipped or 0, old.rollbacks or 0):
+        return
+    try:
+        new = NumericsStatus(
+            skipped=said.skipped or None, rollbacks=said.rollbacks or None, last=said.last, at=turn.s.now
+        )
+    except ValidationError:
+        return
+    if _unsound_steps(said) > _known_unsound(turn):
+        turn.tell(EventReason.UNSOUND_NUMBERS, new.last, warning=True)
+    turn.draft.set(numerics=new)
 
 
 def _progress(turn: Turn, step: int, told: tuple[int, str] | None) -> None:

@@ -12,16 +12,17 @@ from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.nodefaults import FaultCause
 from muster.api.placement import Placement
 from muster.api.queue_position import QueuePosition
-from muster.api.trainingjob_status import Failure, NumericsStatus, ProfileStatus
+from muster.api.trainingjob_status import Failure, ProfileStatus
 from muster.cluster.hindrances import PODS_ARE_MADE, keeps_pods
 from muster.cluster.status import is_true, reason_of
 from muster.controllers.lifecycle import blame, failure, hindrance
+from muster.controllers.lifecycle.facts import tell_numerics
 from muster.controllers.lifecycle.turn import Turn
 from muster.controllers.lifecycle.withdraw import UNSCHEDULABLE_PATIENCE
 from muster_protocol.counts import all_of
 from muster_protocol.exits import Cause
-from muster_protocol.launcher_status import Numerics, ProfilePhase, Profiling
 from muster_protocol.launcher_status import Phase as LauncherPhase
+from muster_protocol.launcher_status import ProfilePhase, Profiling
 from muster_protocol.launcher_status import Status as LauncherStatus
 from muster_protocol.messages import Ended
 
@@ -70,8 +71,9 @@ def follow(turn: Turn) -> bool:
             turn.draft.condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_GANG.value, told)
             _tell_storage(turn)
     elif turn.s.launcher is not None and placement.replacing is None and not turn.s.launcher.lost:
+        _tell_heard(turn, placement.workers)
         _tell_restarts(turn, placement, turn.s.launcher)
-        _tell_numerics(turn, turn.s.launcher.numerics)
+        tell_numerics(turn, turn.s.launcher.numerics)
         _tell_profile(turn, turn.s.launcher.profile)
     return False
 
@@ -98,22 +100,6 @@ def _tell_restarts(turn: Turn, placement: Placement, launcher: LauncherStatus) -
     turn.tell(EventReason.RESTARTED_IN_PLACE, f"{told} ({launcher.restarts} in this placement)", warning=True)
     if launcher.restarted_by is not None:
         _keep_failure(turn, launcher.restarted_by)
-
-
-def _tell_numerics(turn: Turn, said: Numerics | None) -> None:
-    """Say that steps were not sound, and what the ranks have done about it. A launcher's word may be nonsense."""
-    old = turn.status.numerics or NumericsStatus()
-    if said is None or (said.skipped, said.rollbacks) == (old.skipped or 0, old.rollbacks or 0):
-        return
-    try:
-        known = NumericsStatus(
-            skipped=said.skipped or None, rollbacks=said.rollbacks or None, last=said.last, at=turn.s.now
-        )
-    except ValidationError:
-        return
-    turn.draft.set(numerics=known)
-    if said.skipped + said.rollbacks > (old.skipped or 0) + (old.rollbacks or 0):
-        turn.tell(EventReason.UNSOUND_NUMBERS, known.last, warning=True)
 
 
 def _tell_profile(turn: Turn, said: Profiling | None) -> None:
@@ -233,20 +219,35 @@ def _tell_storage(turn: Turn) -> None:
         turn.draft.set(queue=QueuePosition(reason=Reason.STORAGE_ERROR.value, message=told))
 
 
+def _joined(workers: int) -> str:
+    joined = "its worker has joined, and its" if workers == 1 else f"all {workers} workers have joined, and their"
+    return f"{joined} ranks run"
+
+
+def _unheard(workers: int) -> str:
+    return f"{pods_run(workers)}, but the launcher does not answer the operator: no progress is shown"
+
+
+def _tell_heard(turn: Turn, workers: int) -> None:
+    """The launcher answers after all."""
+    running = find_condition(turn.status.conditions, ConditionType.RUNNING.value)
+    if running is not None and running.message == _unheard(workers):
+        turn.draft.condition(ConditionType.RUNNING, True, Reason.TRAINING.value, _joined(workers))
+
+
 def _train(turn: Turn, workers: int) -> bool:
     """Set Running when the launcher says so, or has been silent for long. False: not yet."""
     launcher = turn.s.launcher
     if launcher is not None and launcher.phase in (LauncherPhase.JOINING, LauncherPhase.PREFLIGHT):
         return False
     if launcher is not None:
-        joined = "its worker has joined, and its" if workers == 1 else f"all {workers} workers have joined, and their"
-        message = f"{joined} ranks run"
+        message = _joined(workers)
         turn.draft.set(incarnation=launcher.incarnation)
         if turn.s.spec.checkpoint is not None and not launcher.storage_error:
             told = f"{turn.s.spec.checkpoint.uri} can be read and written"
             turn.draft.condition(ConditionType.CHECKPOINT_STORAGE_READY, True, Reason.STORAGE_READY.value, told)
     elif turn.s.silent_for >= turn.s.launcher_patience:
-        message = f"{pods_run(workers)}, but the launcher does not answer the operator: no progress is shown"
+        message = _unheard(workers)
     else:
         turn.wake_in(max(0.2, turn.s.launcher_patience - turn.s.silent_for))
         return False

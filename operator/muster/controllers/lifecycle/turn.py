@@ -23,6 +23,7 @@ from muster.controllers.idle_limits import IdleLimit
 from muster.controllers.lifecycle.hindrance import Heard
 from muster_protocol.goodput import Spent
 from muster_protocol.launcher_status import Status as LauncherStatus
+from muster_protocol.numerics import Numerics
 
 TERMINAL: Final = frozenset({"Succeeded", "Failed"})
 
@@ -91,6 +92,8 @@ class Facts:
     """Of index 0: the number of its pod, and what its launcher has counted."""
     loss: tuple[int, str] | None = None
     """Of index 0: a step and its loss."""
+    numerics: Numerics | None = None
+    """Of index 0."""
 
 
 NO_FACTS: Final = Facts()

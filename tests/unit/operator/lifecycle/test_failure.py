@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from muster.api.common import find_condition
 from muster.api.effective import effective_spec
 from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.placement import Victim
@@ -18,8 +19,9 @@ from muster.controllers.lifecycle.failure import allowed_in_place, sentence
 from muster.controllers.lifecycle.stopping import LAST_WORDS
 from muster.controllers.lifecycle.turn import Claim
 from muster_protocol.exits import Cause
-from muster_protocol.launcher_status import Numerics, Phase, ProfilePhase, Profiling
+from muster_protocol.launcher_status import Phase, ProfilePhase, Profiling
 from muster_protocol.messages import Ended
+from muster_protocol.numerics import Numerics
 
 from .cases import Case, trainingjob
 
@@ -141,6 +143,36 @@ def test_unsound_steps_are_counted_and_told_as_they_come() -> None:
     case.launcher = replace(case.launcher, numerics=Numerics(1, 1, "less, after a crash before the next checkpoint"))
     case.settle()
     assert len([note for note in case.notes if note.reason is EventReason.UNSOUND_NUMBERS]) == 2
+
+
+def test_unsound_steps_that_no_answer_told_of_are_told_by_the_end() -> None:
+    case = Case(trainingjob(numerics={"action": "rollback"}, checkpoint={"uri": "s3://models/a"}))
+    case.start()
+    case.end(1, Cause.USER, 1, numerics=Numerics(9, 9, "of another worker"))
+    case.end(0, Cause.USER, 1, numerics=Numerics(0, 1, "the loss of the step after step 6 is nan"))
+    case.settle()
+    known = case.job.status.numerics
+    assert known is not None
+    assert (known.skipped, known.rollbacks, known.last) == (None, 1, "the loss of the step after step 6 is nan")
+    told = [note.message for note in case.notes if note.reason is EventReason.UNSOUND_NUMBERS]
+    assert told == ["the loss of the step after step 6 is nan"]
+
+
+def test_a_launcher_that_answers_after_all_is_no_longer_said_to_be_silent() -> None:
+    case = Case(trainingjob())
+    case.mute = True
+    case.start()
+    running = find_condition(case.job.status.conditions, "Running")
+    assert running is not None
+    assert running.message.endswith("the launcher does not answer the operator: no progress is shown")
+    case.mute, since = False, running.last_transition_time
+    case.now += timedelta(minutes=1)
+    case.train()
+    case.settle()
+    running = find_condition(case.job.status.conditions, "Running")
+    assert running is not None
+    assert running.message == "all 2 workers have joined, and their ranks run"
+    assert running.last_transition_time == since
 
 
 def test_how_a_profile_ended_is_told_once() -> None:
