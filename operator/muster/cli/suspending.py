@@ -36,8 +36,9 @@ async def suspend(
             write(f"{name} waits no more; {again}\n")
         elif job.spec.checkpoint is None:
             write(f"{name} stops; {UNSAVED}; {again}\n")
-        elif missed := nothing_saved(status, job.spec.checkpoint):
-            write(f"{name} stops; {missed}; {again}\n")
+        elif nothing_saved(status, job.spec.checkpoint):
+            so_far = "its script has told of no step so far, and saves where it has a session and is in its loop"
+            write(f"{name} stops; {so_far} by then; {again}\n")
         else:
             write(f"{name} saves a checkpoint and stops; {again}\n")
         _warn(scene)

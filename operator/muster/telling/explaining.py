@@ -99,6 +99,11 @@ def _why(scene: Scene) -> Iterator[tuple[str, str]]:
         yield "", "no operator has seen it: is Muster's operator running? (kubectl get pods -n muster-system)"
     if place is not None and place.why:
         yield "", place.why
+    elif status.phase is Phase.STARTING and status.placement is not None:
+        where = f" on {status.nodes}" if status.nodes else ""
+        count = status.placement.workers
+        made = f"{status.ready or 0} of {counted(count, 'pod')} {'is' if count == 1 else 'are'} ready"
+        yield "", f"{'its worker starts' if count == 1 else f'all {count} workers start'}{where}: {made}"
     elif status.phase is Phase.RUNNING and status.placement is not None:
         where = f" on {status.nodes}" if status.nodes else ""
         first = before_the_first_step(scene)

@@ -781,6 +781,14 @@ def test_a_script_that_trains_without_a_session_is_not_said_to_wait_for_its_firs
     assert any(line.startswith("waiting for the first step for 30m: ") for line in lines)
 
 
+def test_a_gang_that_starts_says_how_many_of_its_pods_are_there() -> None:
+    assert "all 2 workers start on a: 1 of 2 pods are ready" in shown(
+        job(phase="Starting", placement=PLACED, nodes="a", ready=1)
+    )
+    alone = {"generation": 1, "workers": 1, "nodes": [{"node": "a", "indexes": "0"}]}
+    assert "its worker starts: 0 of 1 pod is ready" in shown(job(phase="Starting", placement=alone))
+
+
 def test_of_a_gang_only_those_are_said_to_run_that_do() -> None:
     runs = Scene(job(phase="Running", placement=PLACED), (pod(0), pod(1, "Succeeded")), (), NOW)
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115

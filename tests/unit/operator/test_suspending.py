@@ -69,7 +69,7 @@ async def said(monkeypatch: pytest.MonkeyPatch, what: str, server: Server) -> st
         ({"phase": "Queued"}, "train waits no more; "),
         (
             {"phase": "Running", "placement": PLACED, "startedAt": "2026-01-01T00:00:00Z"},
-            "train stops; nothing was saved at s3://models/train: its script told of no step",
+            "train stops; its script has told of no step so far, and saves where it has a session and is in its loop",
         ),
     ],
 )
