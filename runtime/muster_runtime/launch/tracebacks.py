@@ -21,7 +21,7 @@ _ECHOES: Final = re.compile(
     r"connection closed by peer|connection reset by peer|connection refused|broken pipe|socket timeout"
     r"|remote process exited|Connection was likely closed|recvValue failed|sendBytes failed|failed to recv"
     r"|ncclRemoteError|ncclSystemError|NCCL communicator was aborted|DistNetworkError|recv failed|peer closed"
-    r"|timed out waiting .* for (recv|send) operation|Timed out after \d+ms waiting",
+    r"|timed out waiting .* for (recv|send) operation|Timed out after \d+ ?(ms|seconds) waiting",
     re.IGNORECASE,
 )
 _DISTRIBUTED: Final = re.compile(r"gloo|nccl|torch[/.]distributed|c10d|TCPStore|ProcessGroup", re.IGNORECASE)
@@ -36,6 +36,9 @@ _WORKER_KILLED: Final = re.compile(
     r"DataLoader worker .*(exited unexpectedly|killed by signal: (Killed|Bus error))|terminated abruptly", re.DOTALL
 )
 """A rank's own processes are gone: its data loader's, or a process pool's."""
+
+_SPAWNED: Final = "multiprocessing/spawn.py"
+"""In the frames of a process that did not begin as a copy of the rank's, but reads the script anew."""
 
 _GPU_BROKEN: Final = re.compile(
     r"uncorrectable (ECC|NVLink) error|ECC error|fallen off the bus|CUDA_ERROR_(SYSTEM_NOT_READY|ECC_UNCORRECTABLE)"
@@ -56,13 +59,21 @@ def last_traceback(lines: Sequence[str]) -> str:
     """The last Python traceback in `lines`, "" when there is none.
 
     Torch's `[rank3]: ` before each line is taken away. Tracebacks of exceptions that Python ignored are passed over.
+    Where the last one says that a process of the rank's is gone, the cause is why that could not even start.
     """
     clean = [_RANK_PREFIX.sub("", line) for line in lines]
     starts = [i for i, line in enumerate(clean) if line.strip() == _HEADER]
     own = [i for i in starts if i == 0 or not clean[i - 1].startswith(("Exception ignored", "Exception in thread"))]
     if not (own or starts):
         return ""
-    start = (own or starts)[-1]
+    last = _traceback_at(clean, (own or starts)[-1])
+    if not lost_a_process(last):
+        return last
+    earlier = (_traceback_at(clean, start) for start in reversed(own[:-1]))
+    return next((found for found in earlier if _SPAWNED in found and not lost_a_process(found)), last)
+
+
+def _traceback_at(clean: Sequence[str], start: int) -> str:
     end = _exception_at(clean, start + 1)
     while clean[end + 1 : end + 2] == [_ORIGINAL]:
         end = _exception_at(clean, end + 2)

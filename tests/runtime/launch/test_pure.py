@@ -132,6 +132,41 @@ def test_of_what_torch_carries_out_of_a_worker_its_own_exception_is_told(deep: i
     assert failure.signature == f"ValueError: no image in shard-#/#.jpg at data.py:{deep - 1} in read"
 
 
+SPAWNED = """
+Traceback (most recent call last):
+  File "<string>", line 1, in <module>
+  File "/usr/lib/python3.11/multiprocessing/spawn.py", line 122, in spawn_main
+    exitcode = _main(fd, parent_sentinel)
+  File "train.py", line 3, in <module>
+    session = muster.start()
+{said}
+"""
+LOST = """
+Traceback (most recent call last):
+  File "dataloader.py", line 1293, in _try_get_data
+    data = self._data_queue.get(timeout=timeout)
+RuntimeError: DataLoader worker (pid 64) exited unexpectedly with exit code 1. Details are lost due to multiprocessing.
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "train.py", line 5, in <module>
+    for batch in loader:
+RuntimeError: DataLoader worker (pid(s) 64) exited unexpectedly
+"""
+
+
+def test_why_a_worker_could_not_start_is_told_not_that_it_is_gone() -> None:
+    said = "muster_runtime.errors.UsageError: train.py:3: put muster.start() below the guard"
+    found = failed(1, SPAWNED.format(said=said) + LOST)
+    assert found.message == f"rank 2 exited with code 1: {said}"
+    assert not found.crash, "another start would meet it, too"
+    logged = SIMPLE + LOST  # of an exception that the script has lived through
+    assert failed(1, logged).message.endswith("DataLoader worker (pid(s) 64) exited unexpectedly")
+    other = SPAWNED.format(said=said) + SIMPLE
+    assert failed(1, other).message == "rank 2 exited with code 1: ValueError: bad"
+
+
 def test_a_worker_that_is_refused_memory_has_run_out_of_it() -> None:
     what = "RuntimeError: [enforce fail at alloc_cpu.cpp:9] . DefaultCPUAllocator: can't allocate memory: 9 bytes"
     text = FROM_A_WORKER.format(kind="RuntimeError", frames='  File "data.py", line 1, in read\n', what=what)
@@ -156,6 +191,7 @@ def test_reading_tracebacks_never_fails(some: list[str]) -> None:
         "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:3",
         "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error",
         "torch.distributed.DistNetworkError: The client socket has timed out while trying to connect to (x, 1)",
+        "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 1/2 clients joined.",
         "RuntimeError: gloo: Timed out waiting 1800000ms for recv operation to complete",
         "[W] TCPStore.cpp:106 recvValue failed on SocketImpl: failed to recv, got 0 bytes",
     ],
