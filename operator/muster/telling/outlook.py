@@ -13,6 +13,7 @@ from muster.api.names import ConditionType, Phase, Reason
 from muster.api.placement import parse_indexes
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import TrainingJobStatus
+from muster.api.trainingqueue import StopPolicy
 from muster.cluster.hindrances import PODS_ARE_MADE, hinders, keeps_pods
 from muster.cluster.status import is_false, reason_of
 from muster.scheduling.plan import StayReason, WaitReason
@@ -184,7 +185,7 @@ def advice(scene: Scene) -> Iterator[str]:
         yield f"to have it tried at once where it could not start:  {_anew(named)}"
         yield from (change.text for change in place.changes)
     elif status.phase is Phase.QUEUED and place is not None and hinders(place.reason):
-        yield from _mending(named, job, place.reason)
+        yield from _mending(named, scene, place.reason)
         if keeps_pods(place.reason) and status.not_before is not None and status.not_before > scene.now:
             yield f"once that is done, have it tried at once:  {_anew(named)}"
         yield from (change.text for change in place.changes)
@@ -268,14 +269,17 @@ def _stays_away(scene: Scene) -> float:
     return min((left for each in status.avoided if (left := (each.until - scene.now).total_seconds()) > 0), default=0.0)
 
 
-def _mending(named: str, job: TrainingJob, reason: str) -> Iterator[str]:
+def _mending(named: str, scene: Scene, reason: str) -> Iterator[str]:
     """How what keeps a job from the queues' order is mended."""
+    job = scene.job
     another, queue, alone = _patch(named, "queue", "NAME"), job.spec.queue, job.spec.workers.replicas == 1
     if reason == Reason.QUEUE_NOT_FOUND.value:
         yield "see which queues there are:  muster queues"
         yield f"ask for one of them:  {another}"
     elif reason == WaitReason.QUEUE_CLOSED.value:
-        yield f"have the queue opened, as it stands under Why:  kubectl edit tq {queue}"
+        held = [each.metadata.name for each in scene.queues if each.spec.stop_policy is not StopPolicy.NONE]
+        opens = f"muster release {' '.join(held)}" if held else f"kubectl edit tq {queue}"
+        yield f"have the queue opened, as it stands under Why:  {opens}"
         yield f"or see which others there are:  muster queues  and ask for one of them:  {another}"
     elif reason == Reason.BUDGET_EXHAUSTED.value:
         own = f"kubectl edit tj {named}  or  " if job.spec.budget is not None else ""

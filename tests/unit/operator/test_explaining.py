@@ -877,6 +877,10 @@ def test_a_job_of_a_closed_queue_is_told_to_have_it_opened_or_to_ask_for_another
     assert told[0] == "have the queue opened, as it stands under Why: kubectl edit tq vision"
     assert told[1].endswith("""kubectl patch tj train -n research --type=merge -p '{"spec": {"queue": "NAME"}}'""")
     assert not any("quota" in line for line in told)
+    above = TrainingQueue.from_raw({"metadata": {"name": "lab"}, "spec": {"stopPolicy": "hold"}})
+    below = TrainingQueue.from_raw({"metadata": {"name": "vision"}, "spec": {"parent": "lab"}})
+    (first, *_) = advice(replace(scene, queues=(below, above)))
+    assert first.endswith("as it stands under Why:  muster release lab")
 
 
 @pytest.mark.parametrize(
