@@ -125,6 +125,7 @@ class Reference:
         self.asked: list[Asked] = []
         self.followed = {each.uid: each for each in made.asked} if made else {}
         self.going: set[int] = set()
+        self.told: list[int] = []
         self.in_vain: dict[int, int] = {}
         self.refused: set[int] = set()
         self.comes_back: Free = [[0] * len(world.resources) for _ in self.free]
@@ -142,6 +143,7 @@ class Reference:
         waits = [(job, verdict) for job, verdict in waits if verdict == "promised" or job not in self.early]
         self._ask_again(waits)
         starts = _Starts(self, waits).all()
+        self.told = [job for job, _ in waits]
         waiting, seen = {}, dict[int, int]()
         for job, verdict in waits:
             queue, counts = int(self.jobs.queues[job]), verdict not in ("never", "no nodes", "too large")
@@ -675,7 +677,8 @@ class Reference:
             return WaitReason.QUOTA_EXCEEDED  # what those who leave still use
         if self._allows(self.promised, job) and not held_back:
             return WaitReason.QUOTA_EXCEEDED  # its owners' own jobs wait for it
-        kept = self.reserved_in.get(self._pool(job), job) != job
+        first = self.reserved_in.get(self._pool(job), job)
+        kept = first != job and self.told.index(first) < self.told.index(job)  # else its owner has it
         return WaitReason.BEHIND_OTHERS if kept else WaitReason.QUOTA_EXCEEDED
 
     # Small things

@@ -250,6 +250,39 @@ def test_who_holds_quota_back_from_those_behind_it_is_not_told_to_wait_for_itsel
     assert (waiting["alike"].reason, waiting["alike"].blocker) == (WaitReason.BEHIND_OTHERS, "old")
 
 
+def test_who_would_borrow_is_not_told_that_an_owner_behind_it_is_ahead_in_the_order() -> None:
+    """Quota for the borrower is there, but the owner waits for room and has its own reserved."""
+    queues = [Queue("mine", gpus=0, cohort=0), Queue("owner", gpus=16, cohort=0)]
+    jobs = [Job("borrows", queue="mine", priority=2), Job("owner", workers=2, queue="owner")]
+    jobs.append(Job("runs", gpus=0, queue=None, on=("full",)))
+    shot = snapshot([Node("free"), Node("full", used_gpus=8, used_cores=1)], jobs, queues)
+    waiting = Outcome(shot, plan(shot)).waiting
+    assert waiting["owner"].rank > waiting["borrows"].rank
+    assert (waiting["borrows"].reason, waiting["borrows"].blocker) == (WaitReason.QUOTA_EXCEEDED, "")
+    assert waiting["borrows"].message == (
+        "needs 8 nvidia.com/gpu of H100; queue mine would have to borrow it from queues whose own jobs wait for it"
+    )
+
+
+def test_who_is_passed_by_owners_is_told_that_their_turn_came_before() -> None:
+    """There is quota for all. The borrower is first in the order, and room for one owner is kept for the other."""
+    quotas = {"mine": 0, "large": 16, "small": 8, "lender": 64}
+    queues = [Queue(name, gpus=gpus, cohort=0) for name, gpus in quotas.items()]
+    jobs = [Job("borrows", queue="mine", priority=2), Job("waits", workers=2, queue="large")]
+    jobs += [Job("owner", queue="small", submitted=1.0), Job("runs", queue="lender", on=("full",))]
+    shot = snapshot([Node("free"), Node("full", used_gpus=8, used_cores=1)], jobs, queues)
+    shot = _firm(shot, "owner", "runs")
+    runs = replace(shot.jobs.runs, bound=np.full(4, 100.0), grace=np.full(4, 30.0), restart=np.full(4, 60.0))
+    waiting = Outcome(shot, plan(replace(shot, now=50.0, jobs=replace(shot.jobs, runs=runs)))).waiting
+    told = "there is room for 1 worker × 8 nvidia.com/gpu, but it is kept for a job "
+    assert waiting["owner"].message == f"{told}ahead in the order, of queue large with priority 0"
+    assert (waiting["borrows"].rank, waiting["waits"].rank, waiting["borrows"].blocker) == (0, 1, "waits")
+    assert waiting["borrows"].message == (
+        f"{told}of queue large with priority 0, whose turn came before: this one would borrow, and owners of quota "
+        "come first"
+    )
+
+
 def test_who_waits_for_borrowers_elsewhere_is_told_no_holders_of_its_own() -> None:
     queues = [Queue("mine", gpus=8, cohort=0), Queue("beside", gpus=0, cohort=0)]
     jobs = [Job("borrower", queue="beside", holding=True), Job("firm", queue="mine")]

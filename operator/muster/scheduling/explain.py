@@ -71,6 +71,7 @@ class Told(Sequence[Waiting]):
         self._verdicts, self._words = verdicts, words
         self._told = words.closest(verdicts)
         self.rows: Int = np.array([each.job for each in verdicts], dtype=np.int64)
+        words.order(self.rows)
         self.reasons: list[WaitReason] = words.reasons(self._told, self.rows)
         could = np.array([each.fate not in _NEVER for each in verdicts], dtype=np.bool_)
         self.positions: Int = positions(words.queues[self.rows], could)
@@ -158,8 +159,9 @@ class Words:
         flavours = round_.snapshot.jobs.flavours
         for job, flavour in (*((job, int(flavours[job])) for job in round_.kept.waiting), *round_.reserved_quota):
             self._charged_first.setdefault((round_.used.circle(round_.queue_of[job]), flavour), job)
-        self._by_kind: dict[tuple[int, Fate, int], tuple[Why, str]] = {}
+        self._by_kind: dict[tuple[int, Fate, int, int], tuple[Why, str]] = {}
         self._by_quota: dict[tuple[int, int, int, bool], tuple[Why, str]] = {}
+        self._places: Int = np.full(len(self.uids), NONE, dtype=np.int64)
         self._kept: dict[tuple[int, int, int], bool] = {}
         self._room: dict[tuple[int, int], WaitReason] = {}
         self._wanted: dict[tuple[int, int, int, bool], tuple[Wanted, ...]] = {}
@@ -167,6 +169,10 @@ class Words:
     def closest(self, verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
         """See `muster.scheduling.closest`."""
         return closest(self._round, self._reasons, verdicts, self._heads.jobs)
+
+    def order(self, rows: Int) -> None:
+        """To be told first: all who wait, first in rank first."""
+        self._places[rows] = np.arange(len(rows))
 
     def reasons(self, verdicts: Sequence[Verdict], rows: Int) -> list[WaitReason]:
         """The same as `why` tells of each, without its sentence. `rows` are the verdicts'."""
@@ -184,13 +190,13 @@ class Words:
         job, fate = verdict.job, verdict.fate
         kind = self._round.kinds.of[job]
         if fate in _OF_NODES:
-            like = (kind, fate, verdict.choice)
+            like = (kind, fate, verdict.choice, self._heads_before(job) if fate is _ROOM else 0)
             if like not in self._by_kind:
-                self._by_kind[like] = self._placement(kind, fate, verdict.choice)
+                self._by_kind[like] = self._placement(verdict)
             return self._by_kind[like]
         if fate in (Fate.QUOTA, Fate.NEVER):
             queue, flavour = self._round.queue_of[job], self._round.kinds.kinds[kind].choices[verdict.choice].flavour
-            first = job in self._heads.jobs or self.ahead(queue, flavour) == job
+            first = job in self._heads.jobs or self._is_first(job, self.ahead(queue, flavour))
             key = (queue, kind, verdict.choice, first)
             if key not in self._by_quota:
                 why, blocker = self._quota(verdict)
@@ -279,7 +285,8 @@ class Words:
         round_, job = self._round, verdict.job
         queue, kind = round_.queue_of[job], round_.kinds.of[job]
         it = round_.kinds.kinds[kind]
-        if job in self._heads.jobs or self.ahead(queue, it.choices[verdict.choice].flavour) in (None, job):
+        ahead = self.ahead(queue, it.choices[verdict.choice].flavour)
+        if job in self._heads.jobs or ahead is None or self._is_first(job, ahead):
             return WaitReason.QUOTA_EXCEEDED
         key = (queue, kind, verdict.choice)
         if key not in self._kept:
@@ -291,6 +298,15 @@ class Words:
     def ahead(self, queue: int, flavour: int) -> int | None:
         """Row of the first job that has a promise or a reservation of the quota which the queue draws on."""
         return self._charged_first.get((self._round.used.circle(queue), flavour))
+
+    def _is_first(self, job: int, ahead: int | None) -> bool:
+        """Whether who has the quota that a job draws on is the job itself or ranks behind it: an owner has it then, for
+        those come before whoever borrows."""
+        return ahead is not None and bool(self._places[job] <= self._places[ahead])
+
+    def _heads_before(self, job: int) -> int:
+        """How many with a reservation rank before a job: not all that keep room from one whom owners came before."""
+        return sum(bool(self._places[head] < self._places[job]) for head in self._heads.jobs)
 
     def _cleared(self, job: int) -> Why:
         uid = self.uids[job]
@@ -349,7 +365,7 @@ class Words:
             return self._reasons.held_by(why, queue, flavour, short, firm=False), ""
         kept, ahead = round_.shortage(job, verdict.choice, need), self.ahead(queue, flavour)
         # What an old job holds back itself is in nobody's way but of those behind it.
-        if kept is None or job in self._heads.jobs or ahead == job:
+        if kept is None or job in self._heads.jobs or self._is_first(job, ahead):
             return self._reasons.quota_is_owned(queue, flavour, need), ""
         # Promises that are in the way came before this job, so the first of all did.
         if ahead is None:  # a job that grows has it
@@ -365,8 +381,9 @@ class Words:
             return why
         return why._replace(message=f"with {spares} {'spare' if spares == 1 else 'spares'} it {why.message}")
 
-    def _placement(self, kind: int, fate: Fate, choice: int) -> tuple[Why, str]:
-        round_ = self._round
+    def _placement(self, verdict: Verdict) -> tuple[Why, str]:
+        round_, (job, fate, choice, _) = self._round, verdict
+        kind = round_.kinds.of[job]
         gang = round_.kinds.gang(kind, choice, round_.kinds.kinds[kind].sizes[-1])
         if fate is Fate.NO_NODES:
             taken = [each.flavour for each in round_.kinds.kinds[kind].choices]
@@ -379,5 +396,6 @@ class Words:
             return self._reasons.lacks_room(gang), ""
         ahead = self._heads.in_the_way(gang)
         jobs = round_.snapshot.jobs
-        why = self._reasons.room_is_kept(gang, int(jobs.queues[ahead]), int(jobs.priorities[ahead]))
+        passed = bool(self._places[ahead] > self._places[job])
+        why = self._reasons.room_is_kept(gang, int(jobs.queues[ahead]), int(jobs.priorities[ahead]), passed=passed)
         return why, jobs.gangs[ahead]

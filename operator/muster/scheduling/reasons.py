@@ -172,12 +172,15 @@ class Reasons:
         """The gang does not fit what of `room` (R x N) is on some places, on which there are so many slots."""
         return self._lacks(gang, _State(room, mask, slots, slots), WaitReason.INSUFFICIENT_CAPACITY, when="")
 
-    def room_is_kept(self, gang: Gang, queue: int, priority: int) -> Why:
-        """Free room would do, but a job ahead, in `queue`, waits for it."""
+    def room_is_kept(self, gang: Gang, queue: int, priority: int, *, passed: bool = False) -> Why:
+        """Free room would do, but a job ahead, in `queue`, waits for it; `passed`: one behind it in the order, whose
+        turn came before, for owners come before borrowers."""
+        who = f"of queue {self._queue(queue)} with priority {priority}"
+        kept = f"a job {who}, whose turn came before: this one would borrow, and owners of quota come first"
         return Why(
             WaitReason.BEHIND_OTHERS,
-            f"there is room for {self._ask(gang)}, but it is kept for a job ahead in the order, "
-            f"of queue {self._queue(queue)} with priority {priority}",
+            f"there is room for {self._ask(gang)}, but it is kept for "
+            f"{kept if passed else f'a job ahead in the order, {who}'}",
         )
 
     def window_closed(self, opens: float) -> Why:
