@@ -145,10 +145,39 @@ def test_a_window_that_opens_later_keeps_no_room_from_others() -> None:
 def test_whose_window_is_shut_when_room_comes_back_is_expected_when_it_opens_again(
     closes: float, start: float, reserved: bool
 ) -> None:
+    """Nothing is kept for it while it is shut: that is no matter of enforced ends."""
     base = world(rack(0, 1), [Run(Job("a"), on(0), bound=100.0)], [Job("night")])
     base.jobs.terms.closes[1], base.jobs.terms.reopens[1] = NOW + closes, NOW + 9_000.0
     known = {1: (NOW + 130.0, Basis.LIMITS)} if reserved else {}
-    assert expect(base, reserved=known).of(1) == (NOW + start, Basis.LIMITS if reserved else Basis.QUEUE)
+    basis = Basis.LIMITS if reserved and start == 130.0 else Basis.QUEUE
+    assert expect(base, reserved=known).of(1) == (NOW + start, basis)
+
+
+def test_an_enforced_end_is_no_proof_for_a_start_in_the_next_window() -> None:
+    """While it is shut another takes the room, and need not give it back."""
+    base = world(rack(0, 1), [Run(Job("a"), on(0), bound=100.0)], [Job("night"), Job("long", submitted=1.0)])
+    base.jobs.terms.closes[1], base.jobs.terms.reopens[1] = NOW + 50.0, NOW + 9_000.0
+    told = Outcome(base, plan(base)).waiting["night"]
+    assert (told.expected - NOW, told.basis) == (9_000.0, Basis.QUEUE)
+    shut = replace(world(rack(0, 1), [], [Job("night"), Job("long", submitted=1.0)]), now=NOW + 100.0 + GRACE)
+    shut.jobs.terms.opens[0] = NOW + 9_000.0
+    assert [each.uid for each in plan(shut).admissions] == ["long"]
+
+
+@pytest.mark.parametrize(("closes", "start"), [(541.0, 540.0), (540.0, 9_000.0)])
+@pytest.mark.parametrize("head", [True, False])
+def test_who_would_take_the_next_kind_of_nodes_when_its_window_is_shut_does_when_it_opens_again(
+    closes: float, start: float, head: bool
+) -> None:
+    """One that has a reservation on its first kind, and one for which there is none of it."""
+    nodes = [Node("first", used_gpus=8, usable=head), Node("next", gpus=8)]
+    jobs = [Job("a", only_on=("first",)), Job("b", gpus=0, only_on=("next",), submitted=1.0)]
+    shot = snapshot(nodes, [*jobs, Job("runs", only_on=("first",), on=("first",))], [Queue()])
+    other = Alternative(filter=1, flavour=1, since=NOW + 540.0)
+    terms = replace(shot.jobs.terms, alternatives=((other,), (), ()))
+    terms.closes[0], terms.reopens[0] = NOW + closes, NOW + 9_000.0
+    told = Outcome(shot, plan(replace(shot, now=NOW, jobs=replace(shot.jobs, terms=terms)))).waiting["a"]
+    assert (told.expected - NOW, told.basis) == (start, Basis.QUEUE)
 
 
 def test_who_lacks_quota_waits_for_jobs_of_its_own_queue() -> None:

@@ -25,7 +25,7 @@ from muster.scheduling.gangs import is_accelerator
 from muster.scheduling.plan import Basis
 from muster.scheduling.promises import cleared_at
 from muster.scheduling.room import Room
-from muster.scheduling.snapshot import FOREVER, NONE, Index, Int, Mask, Seconds, Snapshot
+from muster.scheduling.snapshot import FOREVER, NONE, Index, Int, Mask, Seconds, Snapshot, Terms
 from muster.scheduling.timeline import Timeline
 from muster.scheduling.topology import Tree
 
@@ -148,7 +148,14 @@ def expected_starts(
             bases[job] = BASES.index(basis)
     closed = waiting[np.isfinite(starts[waiting]) & (starts[waiting] >= jobs.terms.closes[waiting])]
     starts[closed] = np.maximum(starts[closed], jobs.terms.reopens[closed])  # its window is shut by then
+    bases[closed] = _QUEUE  # and nothing is kept for it meanwhile
     return Expected(starts, bases)
+
+
+def when_open(terms: Terms, job: int, start: float) -> float:
+    """When a waiting job starts that could at a moment, for all but its window."""
+    start = max(start, float(terms.opens[job]))
+    return start if start < terms.closes[job] else max(start, float(terms.reopens[job]))
 
 
 def _draw(pools: _Pools, pool: Int, needs: Int, length: Seconds, floors: Seconds, waits: float) -> Seconds:

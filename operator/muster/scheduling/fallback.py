@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from muster.scheduling.expected import when_open
 from muster.scheduling.heads import Heads
 from muster.scheduling.placement import fits
 from muster.scheduling.rounds import Round
@@ -34,7 +35,7 @@ def fallback_starts(round_: Round, verdicts: Sequence[Verdict]) -> dict[int, flo
             if key not in known:
                 known[key] = _would_start(round_, job, each)
             if known[key]:
-                found[job] = max(each.since, round_.opens[job])
+                found[job] = when_open(round_.snapshot.jobs.terms, job, each.since)
                 break
     return found
 
@@ -50,6 +51,7 @@ def other_starts(round_: Round, heads: Heads) -> dict[int, float]:
                 continue
             before = [each for each in heads.all[at + 1 :] if each.reservation.start < since]
             start = max(since, heads.earliest(replace(head.gang, worker=worker), heads.all[:at] + before))
+            start = when_open(round_.snapshot.jobs.terms, head.job, start)
             if now < start < found.get(head.job, FOREVER):
                 found[head.job] = start
     return found
