@@ -548,7 +548,8 @@ class Reference:
         leave = any(self._tree(row) == self._tree(job) for row in self.going)
         firm = bool(self.jobs.terms.preemptible[job]) or self._firm_allows(job)
         held_back = self._home(job) in self.held_back and bool(self._needs(job))
-        return leave and not held_back and self._allows(self.promised, job) and firm
+        in_use = not self._allows(self.used, job)  # else it is what owners' own jobs wait for
+        return leave and in_use and not held_back and self._allows(self.promised, job) and firm
 
     def _is_promised(self, job: int) -> bool:
         return any(each.uid == self.jobs.uids[job] for each in self.asked)

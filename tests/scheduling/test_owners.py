@@ -11,7 +11,7 @@ from muster.scheduling.plan import MoveReason, Plan, WaitReason
 from muster.scheduling.planner import plan
 from muster.scheduling.snapshot import NONE, Alternative
 
-from .cases import GPU, Job, Node, Queue, snapshot
+from .cases import GPU, Job, Node, Outcome, Queue, snapshot
 from .operating import Live, Operating
 
 pytestmark = pytest.mark.unit
@@ -256,3 +256,15 @@ def test_who_need_not_borrow_on_its_first_kind_of_nodes_is_passed_by_no_owner_of
         jobs=replace(world.jobs, filters=kinds[0], flavours=kinds[1], terms=terms),
     )
     assert [each.uid for each in plan(shot).admissions] == (["owner"] if spot_first else ["first"])
+
+
+def test_who_lacks_what_owners_wait_for_keeps_it_from_none_of_them_while_others_leave() -> None:
+    """Nothing of that quota is in use, so nothing of it comes back with the one that leaves."""
+    queues = [Queue("lab", gpus=16), Queue("team", gpus=0, parent="lab")]
+    jobs = [Job("borrows", workers=2, queue="team", priority=2), Job("owner", queue="lab")]
+    leaves = Job("leaves", gpus=0, queue="team", on=("a",), leaving=True)
+    for running in ([], [leaves]):
+        shot = snapshot([Node("a", used_cores=1), Node("b", used_gpus=8)], [*jobs, *running], queues)
+        made = Outcome(shot, plan(shot))
+        assert list(made.admitted) == ["owner"], "before whoever borrows"
+        assert made.waiting["borrows"].reason is WaitReason.QUOTA_EXCEEDED

@@ -229,6 +229,8 @@ class Round:
         _, flavour, need = self._least(job, choice)
         if self.promised.shortage(queue, flavour, need) is not None:
             return False
+        if self.used.shortage(queue, flavour, need) is None:
+            return False  # it lacks what owners' own jobs wait for
         return self.kind(job).preemptible or self.firm_shortage(job, choice, need) is None
 
     def _least(self, job: int, choice: int) -> tuple[int, int, Need]:
