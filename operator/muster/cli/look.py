@@ -305,7 +305,7 @@ def _workers(scene: Scene) -> Table:
     kinds = bool(scene.job.status.placement and scene.job.status.placement.capacity)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("WORKER", "POD", "NODE", *(("CAPACITY",) if kinds else ()), "STATE"):
-        table.add_column(title)
+        table.add_column(title, overflow="fold")  # pods of a long name differ at its end alone
     # Of a large gang those that have trouble are shown, then as many as fit on a screen.
     order = sorted(scene.pods, key=lambda pod: (pod.ready, -pod.generation, pod.index))
     shown = scene.pods if len(scene.pods) <= WORKERS_SHOWN else order[:WORKERS_SHOWN]

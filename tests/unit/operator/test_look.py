@@ -491,6 +491,16 @@ def test_a_job_that_saves_nothing_is_told_so_while_it_runs() -> None:
         assert (told in shown(Scene(bare, (), (), NOW))) is (phase == "Running")
 
 
+def test_pods_of_a_long_name_can_be_told_apart_on_a_narrow_terminal() -> None:
+    name = "a" * 60
+    pods = tuple(replace(pod(index), name=f"{name}-g1-{index}-0") for index in range(2))
+    console = Console(width=60, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(render(Scene(job(phase="Running"), pods, (), NOW)))
+    text = console.export_text()
+    assert "…" not in text
+    assert all(f"g1-{index}-0"[-4:] in text for index in range(2))
+
+
 def test_a_worker_that_has_ended_while_others_run_is_told_and_one_of_a_gang_that_ends_is_not() -> None:
     placed = {"generation": 1, "workers": 3, "nodes": [{"node": "a", "indexes": "0-2"}]}
     runs = job(phase="Running", placement=placed, runningSince="2026-01-02T02:04:05Z")
