@@ -15,7 +15,7 @@ import torch.distributed as dist
 from muster_runtime.checkpoint.layout import raw_bytes
 from muster_runtime.checkpoint.memory import SharedMemory
 from muster_runtime.errors import MusterError
-from muster_runtime.parallel.gang import Gang
+from muster_runtime.parallel.gang import Gang, end_group
 
 _groups: Final[WeakValueDictionary[tuple[int, ...], Any]] = WeakValueDictionary()
 """By their ranks; torch holds them until it ends all of its own."""
@@ -30,8 +30,7 @@ def node() -> Hashable:
 def gang_of(ranks: list[int]) -> Iterator[Gang]:
     """A gang of these ranks alone, this one among them. Collective over them.
 
-    Its group stays for the next restore. In torch 2.6 one that is ended right after an exchange may wait for ever for
-    its own threads, which wait for Python's lock; and a second group of the same ranks meets the first one's addresses.
+    Its group stays for the next restore: in torch 2.6 a second group of the same ranks meets the first one's addresses.
     Where a rank fails by itself, its peers learn it by the group's end.
     """
     group = _groups.get(tuple(ranks))
@@ -44,7 +43,7 @@ def gang_of(ranks: list[int]) -> Iterator[Gang]:
         raise
     except BaseException:
         del _groups[tuple(ranks)]
-        dist.destroy_process_group(group)
+        end_group(group)
         raise
 
 

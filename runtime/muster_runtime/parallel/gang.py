@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from muster_runtime.errors import MusterError
 
+_NAPS: Final = 10
+_NAP_SECONDS: Final = 0.005
+
 T = TypeVar("T")
 U = TypeVar("U")
+
+
+def end_group(group: Any = None) -> None:
+    """Ends a group of gloo's, or all groups, and waits for their threads. Nothing may be under way there.
+
+    Up to torch 2.6 the wait itself keeps Python's lock, and lasts for ever where a thread still asks for it, as right
+    after an exchange. Nothing tells when none does any more. So each is let have it before: in several naps, since a
+    container that has used up its share of the processors wakes all of its threads at once.
+    """
+    if dist.is_initialized():  # a script may have destroyed all groups by itself
+        for _ in range(_NAPS):
+            time.sleep(_NAP_SECONDS)
+        dist.destroy_process_group(group)
 
 
 @dataclass
@@ -35,8 +52,8 @@ class Gang:
         aborts the process (pytorch/pytorch#190489). Nothing may be under way.
         """
         group, self.group = self.group, None
-        if group is not None and dist.is_initialized():  # a script may have destroyed all groups by itself
-            dist.destroy_process_group(group)
+        if group is not None:
+            end_group(group)
 
     def sum(self, values: list[float]) -> list[float]:
         """Adds up `values` over the ranks, in double precision. Collective."""

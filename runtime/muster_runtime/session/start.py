@@ -22,7 +22,7 @@ from muster_protocol import env
 from muster_protocol.counts import counted
 from muster_runtime import report, stacks
 from muster_runtime.errors import UsageError, caller
-from muster_runtime.parallel.gang import Gang
+from muster_runtime.parallel.gang import Gang, end_group
 from muster_runtime.pulse import Pulse, Section
 from muster_runtime.session import described, flight, rng
 from muster_runtime.session.fall import end_soon
@@ -164,5 +164,4 @@ def _leave(run: Run, gang: Gang, pid: int) -> None:
     if run.closed:
         with contextlib.suppress(RuntimeError):
             gang.leave()
-            if dist.is_initialized():
-                dist.destroy_process_group()
+            end_group()

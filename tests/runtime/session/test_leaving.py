@@ -1,6 +1,7 @@
 """A run that is over leaves nothing of torch at work that would need Python while Python ends (pytorch/pytorch#190489).
 
-A gloo thread frees what a collective has left under Python's lock. One that asks for it too late aborts its process.
+A gloo thread frees what a collective has left under Python's lock. One that asks for it too late aborts its process,
+and one that asks for it while its group ends is waited for in vain, up to torch 2.6.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from gangs import run_gang
+from hack.needs_torch import needs_torch
 
 SCRIPT = """
 import atexit, sys
@@ -43,6 +45,7 @@ finally:
 """
 
 
+@needs_torch("2.7", "the first that names gloo's threads")
 @pytest.mark.parametrize(("way", "code"), [("ended", 3), ("stopped", 75), ("destroyed", 3)])
 def test_no_thread_of_a_collective_is_left_when_python_ends(way: str, code: int, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
@@ -53,3 +56,26 @@ def test_no_thread_of_a_collective_is_left_when_python_ends(way: str, code: int,
     for said in result.outputs:
         assert "trains with 4" in said, "torch names them otherwise now"
         assert "left 0" in said, said
+
+
+LEAVES = """
+import torch.distributed as dist
+import muster_runtime as muster
+from muster_runtime.parallel.gang import Gang
+
+session = muster.start()
+for _ in range(15):
+    gang = Gang(session.rank, session.world_size, dist.new_group(backend="gloo"))
+    for exchange in range(3):
+        gang.gather({"of": session.rank})
+        gang.sum([1.0])
+    gang.leave()
+print("left all")
+"""
+
+
+def test_a_gang_may_leave_right_after_an_exchange(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(LEAVES)
+    result = run_gang(script, tmp_path, 2, seconds=60).check()
+    assert all("left all" in said for said in result.outputs)
