@@ -7,6 +7,7 @@ NODES ?= 2
 GPUS ?= 8
 KWOK ?= 0
 PYTEST ?=
+TORCH ?= 2.6.0
 
 .DEFAULT_GOAL := help
 
@@ -81,6 +82,10 @@ test-thorough: setup ## what `make test` tries a part of, whole: kills at each r
 .PHONY: test-gpu
 test-gpu: setup ## tests that need a CUDA GPU, which `make test` leaves out even where there is one
 	@.venv/bin/python -m pytest -m gpu tests/runtime $(PYTEST)
+
+.PHONY: test-torch
+test-torch: setup ## tests of the runtime under another torch, in an environment of its own (TORCH=2.6.0 PYTEST="-k resume")
+	@.venv/bin/python -m hack.other_torch $(TORCH) $(PYTEST)
 
 .PHONY: bench-preemption
 bench-preemption: setup ## choose victims among 1,000 candidates on 12,500 nodes: time on one core, gap to a lower bound

@@ -58,14 +58,15 @@ def static(environment: Mapping[str, str]) -> Outcome:
 
     def check(item: tuple[str, tuple[str, ...]]) -> Outcome:
         name, command = item
-        return _command(name, [_uv(), *command[1:]] if command[0] == "uv" else [*command], environment)
+        return _command(name, [uv(), *command[1:]] if command[0] == "uv" else [*command], environment)
 
     with ThreadPoolExecutor(2) as pool:  # mypy alone takes half of the time
         markers = pool.submit(_unmarked, environment)
         return sum(pool.map(check, STATIC.items()), Outcome()) + markers.result()
 
 
-def _uv() -> str:
+def uv() -> str:
+    """Where uv is: in PATH, or where hack/setup.sh has put it."""
     own = leftovers.cache_root() / "uv" / "bin" / "uv"
     return shutil.which("uv") or str(own)
 

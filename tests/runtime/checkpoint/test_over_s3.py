@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import boto3
+from hack.needs_torch import SHARDS
 from typer.testing import CliRunner
 
 from muster.cli.app import app
@@ -38,6 +39,7 @@ def run(server: S3Server, folder: Path, name: str, kill: str = "") -> list[int |
     return result.codes
 
 
+@SHARDS
 def test_a_run_over_s3_is_the_same_bits_after_a_kill(s3_environment: S3Server, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     run(s3_environment, whole, "whole")

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import safetensors.torch
 import torch
+from hack.needs_torch import needs_torch
 from hack.s3server import serving
 from made import MadeRun, MemoryStore, WatchedStore, read_whole
 from proxy import Act, Full, NothingDeleted, NoUploadsListed, Proxy, forward
@@ -581,8 +582,16 @@ def test_an_export_is_what_the_real_library_reads(made: MadeRun, uri: str, tmp_p
     assert list(found["weight"].shape) == [4, 3]
 
 
-@pytest.mark.parametrize("kind", [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu])
-def test_eight_bits_of_any_kind_are_exported(kind: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "float8_e4m3fnuz",
+        "float8_e5m2fnuz",
+        pytest.param("float8_e8m0fnu", marks=needs_torch("2.7", "the first with numbers that are exponents alone")),
+    ],
+)
+def test_eight_bits_of_any_kind_are_exported(name: str, tmp_path: Path) -> None:
+    kind = getattr(torch, name)
     source, tensor = MemoryStore(), torch.arange(12, dtype=torch.uint8).view(4, 3).view(kind)
     described = {"scale": grid(source, "scale", tensor, ((2,), ()))}
     export(source, described, open_store(parse_uri(f"file://{tmp_path}"), None))

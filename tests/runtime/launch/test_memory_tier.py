@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hack.needs_torch import SHARDS
 from hack.s3server import S3Server
 
 from muster_protocol.launcher_status import Saving
@@ -16,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from memory_runs import STEPS, MakeGang, Outage, Run, calm, memory_in_use
 
 THOROUGH = bool(os.environ.get("MUSTER_THOROUGH"))
-STRATEGIES = [("ddp", 1), ("fsdp", 1), ("hsdp", 2)]
+STRATEGIES = [("ddp", 1), pytest.param("fsdp", 1, marks=SHARDS), pytest.param("hsdp", 2, marks=SHARDS)]
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(900)]
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from gangs import SCRIPTS, Result, run_gang
+from hack.needs_torch import SHARDS
 from torch import nn
 
 from muster_runtime.data.order import Microbatch
@@ -56,7 +57,7 @@ def loss(step: list[dict[str, Any]]) -> float:
     return mean
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=SHARDS)])
 def test_four_three_two_and_four_ranks_train_as_four_do(strategy: str, tmp_path: Path) -> None:
     train(tmp_path / "whole", strategy, 4, MICROBATCH="4").check()
     whole = records(tmp_path / "whole", 4)
@@ -78,7 +79,7 @@ def test_four_three_two_and_four_ranks_train_as_four_do(strategy: str, tmp_path:
     assert [rank["passes"] for rank in found[10]] == [3] * 3, "shares of 11, 11 and 10 in microbatches of at most 4"
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=SHARDS)])
 def test_three_ranks_killed_and_resumed_have_every_bit(strategy: str, tmp_path: Path) -> None:
     settings = {"STEPS": "12", "MICROBATCH": "5", "MUSTER_CHECKPOINT_EVERY_STEPS": "4"}
     train(tmp_path / "whole", strategy, 3, **settings).check()
@@ -100,9 +101,9 @@ def test_three_ranks_killed_and_resumed_have_every_bit(strategy: str, tmp_path: 
     [
         ("ddp", 3, "2", {}),
         ("ddp", 2, "2", {"PART": "tracked as well"}),
-        ("fsdp", 3, "0", {}),
-        ("fsdp", 4, "1", {}),
-        ("hsdp", 4, "2", {}),
+        pytest.param("fsdp", 3, "0", {}, marks=SHARDS),
+        pytest.param("fsdp", 4, "1", {}, marks=SHARDS),
+        pytest.param("hsdp", 4, "2", {}, marks=SHARDS),
     ],
 )
 def test_gradients_are_those_of_one_process_with_the_whole_batch(

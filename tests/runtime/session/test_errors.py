@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from gangs import Result, run_gang
+from hack.needs_torch import SHARDS
 
 HEAD = """
 import torch
@@ -266,7 +267,7 @@ def test_a_model_that_a_script_averages_by_itself_may_be_unwrapped(tmp_path: Pat
     run(tmp_path, body.replace("        optimizer.step()\n", averaged)).check()
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=SHARDS)])
 def test_what_is_frozen_below_the_wrap_may_be_trained_later(strategy: str, tmp_path: Path) -> None:
     body, _ = CASES["a parameter that was frozen when the model was wrapped"]
     below = body.replace("net[0].requires_grad_(False)\n", "", 1).replace(
@@ -396,7 +397,7 @@ def test_a_wrong_argument_of_start_is_told_in_the_scripts_own_lines(
     assert all("script.py" in line for line in frames), frames
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=SHARDS)])
 def test_a_precision_that_the_strategy_does_not_have_is_told(strategy: str, tmp_path: Path) -> None:
     result = run(tmp_path, 'session.wrap(net, precision="bf16")\n', ranks=2, strategy=strategy).check()
     assert ("precision='bf16' is for fsdp and hsdp" in result.output) == (strategy == "ddp")

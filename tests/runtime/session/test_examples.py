@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from gangs import run_gang
+from hack.needs_torch import SHARDS
 
 from muster_protocol.checkpoints.commit import read_latest
 from muster_runtime.checkpoint.store import open_store
@@ -34,7 +35,7 @@ def test_the_gpt_is_short_and_marks_its_lines() -> None:
     assert sum("# muster" in line for line in lines) - 1 <= 8  # the docstring explains the mark
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=SHARDS)])
 def test_the_gpt_learns(strategy: str, tmp_path: Path) -> None:
     environment = {"MUSTER_STRATEGY": strategy, "MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/run"}
     small = ("--steps", "40", "--width", "32", "--corpus-bytes", "200000", "--workers", "1")

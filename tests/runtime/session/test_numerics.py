@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from gangs import Result, run_gang
+from hack.needs_torch import SHARDS
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -169,7 +170,7 @@ STEPS = {"STEPS": "14"}
 ONE_RANK = {"BAD": "27"}  # in batch 6, in the half of rank 1
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=SHARDS)])
 def test_what_one_rank_sees_all_skip(strategy: str, tmp_path: Path) -> None:
     result = train(tmp_path, strategy=strategy, MUSTER_NUMERICS="skip", **STEPS, **ONE_RANK).check()
     found = curve(tmp_path)
@@ -197,7 +198,9 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return get
 
 
-@pytest.mark.parametrize(("strategy", "read", "found_after"), [("ddp", "1", 7), ("fsdp", "10", 8)])
+@pytest.mark.parametrize(
+    ("strategy", "read", "found_after"), [("ddp", "1", 7), pytest.param("fsdp", "10", 8, marks=SHARDS)]
+)
 def test_after_a_rollback_every_bit_is_that_of_a_run_without_the_batch(
     strategy: str, read: str, found_after: int, tmp_path: Path, without: Any
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from gangs import run_gang
+from hack.needs_torch import SHARDS
 
 from muster_protocol.checkpoints.inventory import find_start
 from muster_runtime.checkpoint.store import open_store
@@ -30,7 +31,7 @@ def facts(folder: Path) -> list[Any]:
     return [json.loads((folder / f"facts-{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=SHARDS)])
 def test_everything_tracked_round_trips(strategy: str, tmp_path: Path) -> None:
     run(tmp_path / "whole", strategy)
     run(tmp_path / "cut", strategy, cut=5)

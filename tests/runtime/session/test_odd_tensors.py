@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from gangs import run_gang
+from hack.needs_torch import SHARDS
 
 pytestmark = pytest.mark.runtime
 
@@ -85,7 +86,9 @@ for step in session.steps(4 if first else 6):
 """
 
 
-@pytest.mark.parametrize(("strategy", "before", "after"), [("none", 1, 1), ("ddp", 2, 1), ("fsdp", 1, 2)])
+@pytest.mark.parametrize(
+    ("strategy", "before", "after"), [("none", 1, 1), ("ddp", 2, 1), pytest.param("fsdp", 1, 2, marks=SHARDS)]
+)
 def test_odd_tensors_come_back_as_they_were(tmp_path: Path, strategy: str, before: int, after: int) -> None:
     script = tmp_path / "script.py"
     script.write_text("import os\n" + SCRIPT)
@@ -302,6 +305,7 @@ print("FOUND", session.rank, len(model.cache), model.cache[1].item(), model.seen
 """
 
 
+@SHARDS
 def test_a_cache_that_no_state_has_may_differ_from_rank_to_rank(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(CACHED)

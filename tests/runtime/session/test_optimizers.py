@@ -50,6 +50,8 @@ KINDS = {
     "Rprop": torch.optim.Rprop,
     "SGD": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9),
 }
+if not hasattr(torch.optim, "Muon"):  # up to torch 2.8
+    del KINDS["Muon"]
 if "ONLY" in os.environ:
     KINDS = {os.environ["ONLY"]: KINDS[os.environ["ONLY"]]}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from gangs import Result, run_gang
+from hack.needs_torch import SHARDS
 
 SCRIPT = """
 import os
@@ -115,6 +116,7 @@ session.track(average=Average())
 }
 
 
+@SHARDS
 @pytest.mark.parametrize("whose", OWN)
 def test_a_plain_tensor_of_a_ranks_own_shard_is_told(whose: str, tmp_path: Path) -> None:
     """Every rank would get rank 0's back."""

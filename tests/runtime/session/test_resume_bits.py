@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from gangs import Result, run_gang
+from hack.needs_torch import SHARDS
 
 STEPS = 24
 EVERY = 4
@@ -60,7 +61,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return get
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=SHARDS)])
 def test_killed_at_random_steps_every_bit_is_the_same(strategy: str, tmp_path: Path, undisturbed: Any) -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")  # shown when the test fails
@@ -83,12 +84,14 @@ def test_the_ddp_runs_have_several_buckets(undisturbed: Any) -> None:
         assert len(final["buckets"].split(",")) >= 3, final["buckets"]
 
 
+@SHARDS
 def test_fsdp_holds_less_than_six_tenths_of_the_parameters(undisturbed: Any) -> None:
     whole = [final["held"] for final in finals(undisturbed("ddp"))]
     shards = [final["held"] for final in finals(undisturbed("fsdp"))]
     assert all(shard < 0.6 * full for shard, full in zip(shards, whole, strict=True)), (shards, whole)
 
 
+@SHARDS
 def test_strategies_agree(undisturbed: Any) -> None:
     ddp, fsdp = records(undisturbed("ddp")), records(undisturbed("fsdp"))
     for key, entry in ddp.items():

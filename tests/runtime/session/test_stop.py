@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from gangs import run_gang
+from hack.needs_torch import SHARDS
 
 from muster_protocol import losses
 from muster_protocol.checkpoints.commit import read_latest
@@ -286,7 +287,7 @@ for step, (x,) in session.steps(12, loader):
 """
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=SHARDS)])
 @pytest.mark.parametrize(
     ("loop", "saved"),
     [

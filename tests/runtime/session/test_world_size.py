@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hack.needs_torch import SHARDS
 from test_resume_bits import records, train
 
 STEPS = "60"
@@ -32,10 +33,10 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int],
     ("before", "after", "ranks", "workers"),
     [
         ("ddp", "ddp", 2, "0"),
-        ("fsdp", "fsdp", 2, "2"),
-        ("fsdp", "ddp", 1, "0"),
-        ("ddp", "hsdp", 4, "0"),
-        ("hsdp", "none", 1, "0"),
+        pytest.param("fsdp", "fsdp", 2, "2", marks=SHARDS),
+        pytest.param("fsdp", "ddp", 1, "0", marks=SHARDS),
+        pytest.param("ddp", "hsdp", 4, "0", marks=SHARDS),
+        pytest.param("hsdp", "none", 1, "0", marks=SHARDS),
     ],
 )
 def test_a_run_goes_on_with_another_gang(
