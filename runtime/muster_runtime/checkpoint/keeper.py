@@ -126,7 +126,8 @@ class Keeper:
                 self._tier.hold(self._claim)
             latest = self._claim.latest
             alone = held is not None and latest.epoch - held.latest.epoch <= 1  # nobody else's epoch lies in between
-            newer = kept is not None and kept.step >= (latest.step or 0) and not latest.finished
+            # of a loop's last step memory doesn't say that it was the last; what is beyond it is of a loop after that
+            newer = kept is not None and kept.step >= (latest.step or 0) + latest.finished
             return latest, alone and newer, first
 
         self.latest, newer, self._first_attempt = self._gang.on_leader(take)

@@ -13,14 +13,19 @@ import torch
 from muster_protocol import env
 from muster_protocol.checkpoints.checks import named
 from muster_protocol.checkpoints.commit import Claim
+from muster_protocol.checkpoints.inventory import find_start
+from muster_protocol.checkpoints.retention import Retention
 from muster_protocol.launcher_status import Kept, MemoryTier
 from muster_protocol.manifest import Latest, ShardFile
 from muster_runtime.checkpoint import tier as tiers
+from muster_runtime.checkpoint.keeper import Keeper
 from muster_runtime.checkpoint.layout import raw_bytes
 from muster_runtime.checkpoint.memory import SharedMemory
 from muster_runtime.checkpoint.records import free_memory
 from muster_runtime.checkpoint.s3_store import Landed
+from muster_runtime.checkpoint.store import open_store
 from muster_runtime.checkpoint.tier import Part, Tier
+from muster_runtime.parallel.gang import Gang
 
 pytestmark = pytest.mark.runtime
 
@@ -171,6 +176,50 @@ def test_the_claim_is_handed_on(memory: Memory) -> None:
     assert memory.rank().claim() == claim
     os.truncate(memory.descriptors[3], 9)
     assert memory.rank().claim() is None
+
+
+def keeper_of(folder: Path, tier: Tier) -> Keeper:
+    store = open_store(f"file://{folder}")
+    return Keeper(store, Gang(), owner="job", job="job", retention=Retention(), warn=lambda _: None, tier=tier)
+
+
+def begin(keeper: Keeper, step: int, *, finished: bool = False) -> None:
+    keeper.begin({"x": torch.full((3,), step)}, step=step, trees={}, run={"step": step}, finished=finished)
+
+
+@pytest.mark.parametrize(("step", "newer"), [(10, False), (13, True)])
+def test_a_crash_in_a_loop_after_one_that_has_ended_goes_on_from_memory(
+    step: int, newer: bool, memory: Memory, tmp_path: Path
+) -> None:
+    """LATEST says that the run is finished until the next loop's first save is committed. That one's last step may lie
+    in memory, too, and nothing of it says that it was the last."""
+    first = keeper_of(tmp_path, memory.rank())
+    first.claim()
+    if step == 10:
+        begin(first, 10)
+        first.wait()
+    begin(first, 10, finished=True)
+    first.wait()
+    if step > 10:
+        begin(first, step)
+        assert first.saver.flight is not None
+        assert first.saver.flight.sealed.result(), "it lies in memory whole"
+        first.advance(busy=True, failed=False, unsealed=False)  # and the store hasn't taken it
+    again = keeper_of(tmp_path, memory.rank())
+    kept = again.kept()
+    assert kept is not None
+    assert kept.step == step
+    latest, taken = again.claim(kept)
+    assert (latest.step, latest.finished, taken) == (10, True, newer)
+    if taken:
+        found = {"x": torch.zeros(3, dtype=torch.int64)}
+        assert again.restore_kept(kept, lambda *_: found).manifest.step == step
+        assert found["x"].tolist() == [step] * 3
+        begin(again, 15)
+        again.wait()
+        assert find_start(open_store(f"file://{tmp_path}"), None).manifest.step == 15
+    first.close()
+    again.close()
 
 
 def test_free_memory_is_the_containers_and_the_machines(tmp_path: Path) -> None:
