@@ -7,12 +7,14 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from muster_runtime.checkpoint.tree import TensorTable, split
 from muster_runtime.data.foreign import is_foreign, pack
@@ -44,7 +46,20 @@ class Tracked:
     where: str
 
     def state(self) -> Any:
-        return unwrap(self.thing).state_dict() if isinstance(self.thing, nn.Module) else self.thing.state_dict()
+        if isinstance(self.thing, nn.Module):
+            return unwrap(self.thing).state_dict()
+        state = self.thing.state_dict()
+        return _without_functions(state) if isinstance(self.thing, LRScheduler) else state
+
+
+def _without_functions(state: Any) -> Any:
+    """A scheduler's state, and those of the schedulers inside it, but for what it computes with: torch gives all that
+    an object holds, and a resumed script has made that anew (`SWALR` has a function there, up to torch 2.6)."""
+    if isinstance(state, list):
+        return [_without_functions(each) for each in state]
+    if type(state) is not dict:
+        return state
+    return {name: _without_functions(value) for name, value in state.items() if not isinstance(value, FunctionType)}
 
 
 def capture(objects: list[Tracked], gang: Gang, compared: set[str]) -> tuple[TensorTable, dict[str, Any]]:

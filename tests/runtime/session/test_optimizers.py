@@ -200,3 +200,60 @@ def test_groups_that_a_script_or_another_optimizer_holds_stay_the_optimizers(tmp
         had.append(re.findall(r"^HAD .*$", result.output, re.MULTILINE))
     assert had[1] + had[2] == had[0]
     assert len(had[2]) == 3
+
+
+SCHEDULED = """
+import os
+import torch
+import muster_runtime as muster
+from torch.optim.lr_scheduler import ConstantLR, LRScheduler, SequentialLR
+from torch.optim.swa_utils import SWALR
+
+class Own(LRScheduler):
+    \"\"\"As people write them: torch's own state_dict() gives the function, too.\"\"\"
+
+    def __init__(self, optimizer, shape):
+        self.shape = shape
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        return [self.shape(base, self.last_epoch) for base in self.base_lrs]
+
+def make(name):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if name == "averaging":
+        return optimizer, SWALR(optimizer, swa_lr=0.01, anneal_epochs=4)
+    if name == "own":
+        return optimizer, Own(optimizer, lambda base, at: base / (1 + at))
+    warm = ConstantLR(optimizer, total_iters=1)
+    return optimizer, SequentialLR(optimizer, [warm, Own(optimizer, lambda base, at: base / (2 + at))], [2])
+
+session = muster.start()
+model = session.wrap(torch.nn.Linear(4, 1))
+made = {name: make(name) for name in ("averaging", "own", "inside")}
+session.track(model=model)
+for name, (optimizer, schedule) in made.items():
+    session.track(**{name: optimizer, f"schedule_{name}": schedule})
+for step in session.steps(6):
+    model(torch.randn(3, 4)).sum().backward()
+    for optimizer, schedule in made.values():
+        optimizer.step()
+        schedule.step()
+    model.zero_grad()
+    if step == 3 and "CUT" in os.environ:
+        session.run.stopping.signal()
+print("FOUND", [schedule.get_last_lr() for _, schedule in made.values()], model.weight.tolist(), flush=True)
+"""
+
+
+def test_a_scheduler_that_holds_a_function_goes_on_with_it(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCHEDULED)
+    found = []
+    for name, more in (("whole", {}), ("cut", {"CUT": "1"}), ("cut", {})):
+        uri = {"MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/{name}"}
+        result = run_gang(script, tmp_path, 1, {**uri, **more}, distributed=False)
+        assert result.codes == [75 if more else 0], result.output
+        found.append(re.findall(r"^FOUND .*$", result.output, re.MULTILINE))
+    assert found[0]
+    assert found[2] == found[0]
