@@ -268,14 +268,14 @@ class Loader:
                 f"the checkpoint counts in {state['samples']} samples an epoch and batches of {state['global_batch']}, "
                 f"this loader has {samples} and {batch} ({self.where}); the dataset or batch_size has changed since"
             )
-        order, now = state.get("order"), self._named_order()
-        if 0 < state["offset"] < samples and order not in (None, now):
+        order, now, position = state.get("order"), self._named_order(), -(-state["offset"] // batch)
+        if 0 < position < len(self) and order not in (None, now):  # with drop_last an epoch ends before its last sample
             raise ValueError(
                 f"the checkpoint stands within epoch {state['epoch']}, whose samples come {order}, and this loader's "
                 f"come {now} ({self.where}): some would be had twice in that epoch and others never; shuffle or the "
                 "sampler has changed since"
             )
-        self._seed, self.epoch, self.position = state["seed"], state["epoch"], -(-state["offset"] // batch)
+        self._seed, self.epoch, self.position = state["seed"], state["epoch"], position
         self._passed = None
         self.leave_out((epoch, number) for epoch, number in state.get("left_out", ()))
 

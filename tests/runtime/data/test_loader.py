@@ -394,6 +394,18 @@ def test_an_epoch_does_not_go_on_in_another_order(before: dict[str, Any], after:
         assert other.position == position
 
 
+def test_an_epoch_without_its_last_samples_is_over_before_them() -> None:
+    first, other = (
+        wrap(DataLoader(Noisy(), batch_size=13, drop_last=True, shuffle=shuffle)) for shuffle in (True, False)
+    )
+    first.position = 3  # 39 of 48 samples, and no batch is left
+    other.load_state_dict(first.state_dict())
+    assert other.is_over
+    whole = wrap(DataLoader(Noisy(), batch_size=13))
+    with pytest.raises(ValueError, match="within epoch 0, whose samples come shuffled"):
+        whole.load_state_dict(first.state_dict())
+
+
 @given(st.sets(st.tuples(st.integers(0, 2), st.integers(0, 4)), max_size=9), st.integers(0, 5))
 @settings(max_examples=50, deadline=None)
 def test_what_is_left_out_is_had_by_nobody_and_all_else_once(left_out: set[tuple[int, int]], cut: int) -> None:
