@@ -10,7 +10,7 @@ from torch.torch_version import TorchVersion
 
 
 def needs_torch(version: str, which: str) -> pytest.MarkDecorator:
-    """Skips a test below torch `version`, the first `which` does what it needs."""
+    """Skips a test below torch `version`; `which` says why, after it."""
     return pytest.mark.skipif(TorchVersion(torch.__version__) < version, reason=f"needs torch {version}, {which}")
 
 
