@@ -9,9 +9,11 @@ from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.torch_version import TorchVersion
 
 from muster_runtime.errors import MusterError
 
+_WAITS_WITH_THE_LOCK: Final = TorchVersion(torch.__version__) < "2.7"
 _NAPS: Final = 10
 _NAP_SECONDS: Final = 0.005
 
@@ -27,7 +29,7 @@ def end_group(group: Any = None) -> None:
     container that has used up its share of the processors wakes all of its threads at once.
     """
     if dist.is_initialized():  # a script may have destroyed all groups by itself
-        for _ in range(_NAPS):
+        for _ in range(_NAPS if _WAITS_WITH_THE_LOCK else 0):
             time.sleep(_NAP_SECONDS)
         dist.destroy_process_group(group)
 
