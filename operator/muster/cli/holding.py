@@ -56,10 +56,12 @@ def _stopped(name: str, known: Mapping[str, TrainingQueue], *, changes: bool) ->
     where = f"it and {counted(below, 'queue')} below it" if below else "it"
     already = "" if changes else " already"
     holders = "" if queue.status.running is None else f" ({counted(queue.status.running, 'job')})"
-    if queue.spec.stop_policy is StopPolicy.HOLD:
-        does, runs = "is held", f"what runs{holders} goes on"
+    does = "is held" if queue.spec.stop_policy is StopPolicy.HOLD else "drains"
+    if queue.status.running == 0:
+        runs = "nothing runs there"
+    elif queue.spec.stop_policy is StopPolicy.HOLD:
+        runs = f"what runs{holders} goes on"
     else:
-        does = "drains"
         runs = f"what runs{holders} saves a checkpoint, stops and waits, unless it says preemptible: false"
     return f"{name} {does}{already}: nothing new starts in {where}, and {runs}; `muster release {name}` ends that"
 

@@ -22,7 +22,7 @@ class Server:
     """Queues by name with their parent and policy, and what is written of them."""
 
     def __init__(self, queues: dict[str, tuple[str | None, StopPolicy]], refuses: int = 0) -> None:
-        self.queues, self.refuses = queues, refuses
+        self.queues, self.refuses, self.running = queues, refuses, 2
 
     async def list(self, path: str) -> list[dict[str, Any]]:
         assert path == "/apis/muster.dev/v1alpha1/trainingqueues"
@@ -30,7 +30,7 @@ class Server:
             {
                 "metadata": {"name": name, "uid": f"uid-of-{name}"},
                 "spec": {"stopPolicy": policy.value, **({"parent": parent} if parent else {})},
-                "status": {"running": 2},
+                "status": {"running": self.running},
             }
             for name, (parent, policy) in self.queues.items()
         ]
@@ -76,6 +76,8 @@ async def test_a_queue_is_held_drained_and_released(monkeypatch: pytest.MonkeyPa
         "vision drains: nothing new starts in it, and what runs (2 jobs) saves a checkpoint, stops and waits"
     )
     assert server.queues == tree(lab=HOLD, vision=DRAIN)
+    server.running = 0
+    assert "and nothing runs there; `muster release vision`" in await said(monkeypatch, server, DRAIN, "vision")
     assert await said(monkeypatch, server, OPEN, "vision") == (
         "vision is released, but what is above it is held: `muster release lab`\n"
     )
