@@ -22,6 +22,8 @@ Asked = dict[str, dict[str, str]]
 _KIND: Final = "kind"
 _NOT_ASKED: Final = frozenset(("params", "param_names", "initial_lr", "base_lrs", "last_epoch"))
 """What follows from the rest."""
+_DECOUPLED: Final = "decoupled_weight_decay"
+"""An option that makes AdamW of Adam, from torch 2.7 on: AdamW's checkpoint has it, and Adam takes it from there."""
 _TOLD: Final = 5
 _LONGEST: Final = 80
 """Characters of a value, in a sentence."""
@@ -51,12 +53,19 @@ def changes(then: Asked, now: Asked, seed: tuple[int, int] = (0, 0)) -> str:
     if not found:
         return ""
     told = "; ".join([*found[:_TOLD], *([f"and {len(found) - _TOLD} more"] if len(found) > _TOLD else [])])
-    others = [name for name, options in now.items() if then.get(name, options).get(_KIND) != options.get(_KIND)]
+    others = [name for name, options in now.items() if _computes_otherwise(then.get(name, options), options)]
     by = f", by which {' and '.join(others)} now computes as the script's kind does" if others else ""
     return (
         f"{told}. The run goes on with the values that its checkpoint has{by}: for other values set them in the loop, "
         "or begin a run with another checkpoint.uri (and checkpoint.from with load: model)"
     )
+
+
+def _computes_otherwise(then: Mapping[str, str], now: Mapping[str, str]) -> bool:
+    """Whether another kind makes something else of the checkpoint's values."""
+    before, after = then.get(_KIND), now.get(_KIND)
+    stays = (before, after) == ("AdamW", "Adam") and _DECOUPLED in then and _DECOUPLED in now
+    return before != after and not stays
 
 
 def _of_groups(groups: list[dict[str, Any]]) -> Mapping[str, str]:

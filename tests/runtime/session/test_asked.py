@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from gangs import run_gang
+from hack.needs_torch import needs_torch
 from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LambdaLR, LinearLR, MultiStepLR, SequentialLR
 
@@ -85,6 +86,21 @@ def test_what_is_of_another_kind_is_not_said_to_go_on_as_it_was() -> None:
     assert told.startswith("thing1's kind is CosineAnnealingLR in the script and was MultiStepLR. ")
     assert "has, by which thing1 now computes as the script's kind does: " in told
     assert "computes" not in changes(then, words(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)))
+
+
+@needs_torch("2.7", "the first in which an option makes AdamW of Adam")
+def test_adam_that_goes_on_as_adamw_by_its_checkpoint_is_not_said_to_compute_otherwise() -> None:
+    parameters = list(nn.Linear(2, 2).parameters())
+    adam, adamw = torch.optim.Adam(parameters, weight_decay=0.1), torch.optim.AdamW(parameters, weight_decay=0.1)
+    then, now = words(adamw), words(adam)
+    computes = "now computes as the script's kind does"
+    assert computes in changes(now, then), "AdamW stays AdamW whatever it loads"
+    adam.load_state_dict(adamw.state_dict())
+    assert adam.param_groups[0]["decoupled_weight_decay"] is True, "it goes on as AdamW"
+    told = changes(then, now)
+    assert told.startswith("thing0's kind is Adam in the script and was AdamW; ")
+    assert computes not in told
+    assert computes in changes(words(torch.optim.SGD(parameters, lr=0.1)), now)
 
 
 def test_what_training_changes_is_not_asked() -> None:
