@@ -104,12 +104,8 @@ class Provisioning:
         for request in decided.drop:
             try:
                 await self._drop(request)
-            except (
-                ApiError
-            ) as error:  # a webhook guards it: the others, and who waits for nodes, have nothing to do with it
-                log.warning(
-                    "%s/%s: the ProvisioningRequest can't be deleted: %s", request.namespace, request.name, error
-                )
+            except ApiError as error:  # a webhook may guard it, which is nobody else's concern
+                log.warning("%s/%s: the request can't be deleted: %s", request.namespace, request.name, error)
         told = dict(decided.told)
         for ask in decided.make:
             told[ask.wish.uid] = await self._make(orders[ask.wish][ask.key], ask, wall)

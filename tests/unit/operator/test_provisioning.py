@@ -124,7 +124,7 @@ async def test_a_request_that_a_webhook_guards_keeps_nothing_from_the_others(cap
     await begun.round({late.uid: late})
     assert late.capacity is not None
     assert not [path for path in server.objects if plain in path]
-    assert f"{guarded}: the ProvisioningRequest can't be deleted: " in caplog.text
+    assert f"{guarded}: the request can't be deleted: " in caplog.text
 
 
 async def test_a_cluster_without_the_api_is_told_of_once_and_when_it_comes(
