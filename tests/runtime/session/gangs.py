@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.connection
 import os
+import re
 import runpy
 import signal
 import socket
@@ -104,6 +105,20 @@ def run_gang(
             process.join()
     texts = [(folder / f"output-{rank}").read_text(errors="replace") for rank in range(ranks)]
     return Result([process.exitcode for process in processes], texts)
+
+
+def whole_and_cut(text: str, folder: Path, word: str) -> list[list[str]]:
+    """The lines that begin with `word`: of a run of the script `text`, of another that is cut, for which it finds CUT
+    in its environment and is to stop, and of what goes on from there."""
+    script = folder / "script.py"
+    script.write_text(text)
+    found = []
+    for name, more in (("whole", {}), ("cut", {"CUT": "1"}), ("cut", {})):
+        uri = {"MUSTER_CHECKPOINT_URI": f"file://{folder}/{name}"}
+        result = run_gang(script, folder, 1, {**uri, **more}, distributed=False)
+        assert result.codes == [75 if more else 0], result.output
+        found.append(re.findall(rf"^{word} .*$", result.output, re.MULTILINE))
+    return found
 
 
 def _wait(

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from gangs import run_gang
+from gangs import run_gang, whole_and_cut
 from hack.needs_torch import SHARDS
 
 pytestmark = pytest.mark.runtime
@@ -267,14 +267,7 @@ print("FOUND", model[1].most.tolist())
 
 
 def test_a_module_that_loads_its_own_buffers_may_give_them_another_shape(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(OBSERVED)
-    found = []
-    for name, more in (("whole", {}), ("cut", {"CUT": "1"}), ("cut", {})):
-        uri = {"MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/{name}"}
-        result = run_gang(script, tmp_path, 1, {**uri, **more}, distributed=False)
-        assert result.codes == [75 if more else 0], result.output
-        found.append(re.findall(r"^FOUND .*$", result.output, re.MULTILINE))
+    found = whole_and_cut(OBSERVED, tmp_path, "FOUND")
     assert found[2] == found[0]
 
 

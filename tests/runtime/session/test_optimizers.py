@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gangs import run_gang
+from gangs import run_gang, whole_and_cut
 
 pytestmark = pytest.mark.runtime
 
@@ -186,18 +186,11 @@ OTHERS = """
 
 @pytest.mark.parametrize("around", ["shares", "passes on"])
 def test_groups_that_a_script_or_another_optimizer_holds_stay_the_optimizers(tmp_path: Path, around: str) -> None:
-    script = tmp_path / "script.py"
     text = HELD.replace("import torch\n", "import os, torch\n", 1)
     if around == "passes on":  # they are a property, which nobody can set
         text = text[: text.index("    def __init__")] + OTHERS.lstrip("\n") + text[text.index("\nsession =") :]
         text = text.replace("StepLR(around", "StepLR(base")
-    script.write_text(text)
-    had = []
-    for name, more in (("whole", {}), ("cut", {"CUT": "1"}), ("cut", {})):
-        uri = {"MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/{name}"}
-        result = run_gang(script, tmp_path, 1, {**uri, **more}, distributed=False)
-        assert result.codes == [75 if more else 0], result.output
-        had.append(re.findall(r"^HAD .*$", result.output, re.MULTILINE))
+    had = whole_and_cut(text, tmp_path, "HAD")
     assert had[1] + had[2] == had[0]
     assert len(had[2]) == 3
 
@@ -247,13 +240,6 @@ print("FOUND", [schedule.get_last_lr() for _, schedule in made.values()], model.
 
 
 def test_a_scheduler_that_holds_a_function_goes_on_with_it(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCHEDULED)
-    found = []
-    for name, more in (("whole", {}), ("cut", {"CUT": "1"}), ("cut", {})):
-        uri = {"MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/{name}"}
-        result = run_gang(script, tmp_path, 1, {**uri, **more}, distributed=False)
-        assert result.codes == [75 if more else 0], result.output
-        found.append(re.findall(r"^FOUND .*$", result.output, re.MULTILINE))
+    found = whole_and_cut(SCHEDULED, tmp_path, "FOUND")
     assert found[0]
     assert found[2] == found[0]
