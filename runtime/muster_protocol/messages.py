@@ -229,6 +229,8 @@ class Heartbeat:
         copy_error: why no other launcher gets a copy of its memory.
         paces: of its ranks.
         idleness: of its GPUs; None where nobody knows.
+        joining: a rank of it that waits for all others to join; None: none does.
+        left: a rank of it that has ended well while others of it run; None: none has.
     """
 
     index: int
@@ -239,6 +241,8 @@ class Heartbeat:
     paces: tuple[Pace, ...] = ()
     stopped: bool = False
     idleness: Idleness | None = None
+    joining: int | None = None
+    left: int | None = None
 
 
 @dataclass(frozen=True)
@@ -246,8 +250,8 @@ class RankSeen:
     """What a rank was at when it was looked at.
 
     Attributes:
-        section: start, setup (its loop has not begun), step, boundary (its step is done, it waits for the others),
-            evaluation, checkpoint, outside (its loop is over), or none for a script without a session.
+        section: join, setup (its loop has not begun), start (of its loop), step, boundary (its step is done, it waits
+            for the others), evaluation, checkpoint, outside (its loop is over), or none for a script without a session.
         step: steps of the run that are done.
         still: seconds since it moved.
         limit: the field of `spec.hang` that it counts by.

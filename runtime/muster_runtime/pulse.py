@@ -52,7 +52,7 @@ class Section(IntEnum):
     NONE = 0
     """No session was started, and perhaps none will be."""
     START = 1
-    """The ranks join; then, from the loop's begin until its first step is done."""
+    """From the loop's begin until its first step is done."""
     STEP = 2
     BOUNDARY = 3
     """The step is done, and the others are waited for."""
@@ -64,6 +64,8 @@ class Section(IntEnum):
     """The loop is over: what the script does now is its own."""
     SETUP = 7
     """The loop hasn't begun: what the script does is its own as well, if it ever comes to a loop."""
+    JOIN = 8
+    """The ranks join: each waits for all others."""
 
 
 _PARTS: Final = tuple(
@@ -71,6 +73,7 @@ _PARTS: Final = tuple(
         Section.NONE: Part.STARTING,
         Section.SETUP: Part.STARTING,
         Section.START: Part.STARTING,
+        Section.JOIN: Part.STARTING,
         Section.CHECKPOINT: Part.CHECKPOINT,
     }.get(section, Part.TRAINING)
     for section in Section

@@ -22,7 +22,8 @@ from muster_protocol.wire import decode
 ASKED_AT_ONCE: Final = 32
 _OVER: Final = frozenset({"Succeeded", "Failed"})
 _SECTIONS: Final = {
-    "start": "joining the others, or in its first step",
+    "join": "joining the others",
+    "start": "in its first step",
     "setup": "before its loop",
     "step": "in step {next}",
     "boundary": "done with step {step}, waiting for the others",

@@ -275,6 +275,8 @@ class Follower:
             self._hangs.paces(),
             stopped=self._hangs.stopped,
             idleness=self._standing.idleness,
+            joining=self._hangs.joining,
+            left=self._hangs.left,
         )
         patience = min(_CALL_SECONDS, max(1.0, self._config.heartbeat))  # `Silence` counts two intervals a beat at most
         try:

@@ -31,6 +31,7 @@ _OURS: Final = ("boundary", "checkpoint")
 _WHERE: Final = {
     "none": "before it has started a session",
     "setup": "before its loop",
+    "join": "in muster.start(), where all ranks join",
     "start": "before the end of its first step",
     "step": "in the step after step {step}",
     "boundary": "at the end of the step after step {step}",

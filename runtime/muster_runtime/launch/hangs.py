@@ -32,6 +32,7 @@ _FIELDS: Final = {
     Section.NONE: "start",
     Section.SETUP: "start",
     Section.START: "start",
+    Section.JOIN: "start",
     Section.EVALUATION: "evaluation",
     Section.CHECKPOINT: "checkpoint",
 }
@@ -93,6 +94,17 @@ class Hangs:
             for rank, beat in beats.items()
             if beat is not None and all(map(math.isfinite, (beat.seconds, beat.own, *beat.stages)))
         }
+
+    @property
+    def joining(self) -> int | None:
+        """A rank of this pod that waits for all others to join; None: none does."""
+        return next((rank for rank, beat in self.beats().items() if beat.section is Section.JOIN), None)
+
+    @property
+    def left(self) -> int | None:
+        """A rank of this pod that has ended well while others of it run; None: none has."""
+        over = (one.rank for one in self._ranks.all if one.exit_code == 0)
+        return next(over, None) if self._ranks.running else None
 
     async def examine(self) -> Examined:
         """The ranks' stacks, in this pod's log and as the answer. A rank that is seen to compile is given more time."""

@@ -19,6 +19,7 @@ from muster_protocol.launcher_status import Straggler
 from muster_protocol.messages import Ended, GangState, Heartbeat, Member, Release, Restart, Stop, StopReason
 from muster_protocol.wire import encode
 from muster_runtime.launch import verdict
+from muster_runtime.launch.alone import Joining
 from muster_runtime.launch.config import Config
 from muster_runtime.launch.hangs import Hangs, Search
 from muster_runtime.launch.heard import Heard
@@ -66,6 +67,7 @@ class Leader:
         """Of this incarnation nobody has ended yet."""
         self._ended: dict[int, Ended] = {}
         self._failures: list[Ended] = []
+        self._joining = Joining()
         self._settled = False
 
     # ------------------------------------------------------------------------------------------------- what it can tell
@@ -146,6 +148,8 @@ class Leader:
         self._search.heard(beat)
         self._paces.heard(beat.index, beat.paces)
         self._heard.take(beat)
+        if beat.index not in self._ended:
+            self._joining.heard(beat.index, beat.joining, beat.left, self._state.clock())
         return self._gang()
 
     async def report(self, ended: Ended) -> GangState:
@@ -201,6 +205,8 @@ class Leader:
         if ended.index in self._ended or ended.index not in self._meeting.members:
             return
         self._ended[ended.index] = ended
+        if ended.cause == Cause.SUCCEEDED.value:
+            self._joining.ended_well(ended.index, self._state.clock())
         if ended.cause in _ASKED and self._state.stop is None:
             reason = StopReason.MAX_RUNTIME if ended.cause == Cause.MAX_RUNTIME.value else StopReason.PREEMPT
             self._state.ask_stop(Stop(reason, self._config.grace))
@@ -291,6 +297,7 @@ class Leader:
             self._meeting.lose(lost)
             for index in lost:
                 self._heard.forget(index)
+                self._joining.forget(index)
             told = self._state.stop.told if self._state.stop is not None else None
             self._begin_anew(lost[told] if told is not None else next(iter(lost.values())))
 
@@ -313,8 +320,19 @@ class Leader:
             lost = self._silence.pass_to(self._state.clock(), self._unfinished())
             why = "no heartbeat for {:.0f} s; its node or network failed"
             self._lose({index: why.format(seconds) for index, seconds in lost.items()})
+            self._look_who_is_alone()
             if self._trains() and self._search.may_find(self._unfinished(), own_ended=0 in self._ended):
                 self._background(self._find_hang())
+
+    def _look_who_is_alone(self) -> None:
+        """Takes it for a failure when ranks wait for one to join that has ended."""
+        now = self._state.clock()
+        if 0 not in self._ended:
+            self._joining.heard(0, self._hangs.joining, self._hangs.left, now)
+        alone = self._joining.found(now) if self._trains() else None
+        if alone is not None:
+            self._failures.append(verdict.left_alone(alone.index, alone.waits, alone.left, self._meeting.incarnation))
+            self._background(self._settle())
 
     def _compare_paces(self) -> None:
         self._paces.heard(0, self._hangs.paces())

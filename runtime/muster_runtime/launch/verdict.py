@@ -68,6 +68,10 @@ _SIGNALS: Final = frozenset(int(one) for one in signal.Signals)
 _FROM_OUTSIDE: Final = frozenset({signal.SIGKILL, signal.SIGTERM})
 """Python says nothing when it ends by these: a traceback is of an exception that the script has lived through."""
 LEFT_EARLY: Final = "had ended well before: all ranks have to make the same number of steps, so see why it made less"
+LEFT_ALONE: Final = (
+    "{left} ended with exit code 0 before it had joined, and rank {waits} waits for it in muster.start(): every rank "
+    "has to call that and to train, so see why it left"
+)
 ONE_LEFT: Final = "one rank ended well before the others"
 """By which that is known again: what the others say of a lost connection is not the same twice."""
 LOST_EACH_OTHER: Final = "no rank failed by itself: the network between them did, or one of them hangs"
@@ -151,6 +155,17 @@ def describe(exit_code: int) -> str:
     return f"was ended by {name}" if exit_code < 0 else f"exited with code {exit_code}: its script was ended by {name}"
 
 
+_FOUND: Final = frozenset({Cause.HANG.value, Cause.USER.value})
+"""What index 0 finds in a pod whose ranks run."""
+
+
+def left_alone(index: int, waits: int, left: str, incarnation: int) -> Ended:
+    """Rank `waits`, of pod `index`, waits for all to join, and `left` has ended."""
+    message = LEFT_ALONE.format(left=left, waits=waits)
+    user = Cause.USER.value
+    return Ended(index, exits.EXIT_USER, user, message, waits, incarnation=incarnation, signature=ONE_LEFT)
+
+
 def succeeded(nothing_left: str) -> ExitFacts:
     """The good end. `nothing_left` is why the ranks had nothing to train, or ""."""
     told = nothing_left or "all ranks ended well"
@@ -216,9 +231,10 @@ def failed(own: Failure, first: Ended | None, index: int) -> ExitFacts:
 
 
 def followed(first: Ended | None, index: int) -> ExitFacts:
-    """The end of a pod whose own ranks had not failed when the gang ended. Of a hang, the one that held it up tells."""
-    if first is not None and first.cause == Cause.HANG.value and first.index == index:
-        facts = ExitFacts(Cause.HANG, first.exit_code, first.message, first.rank, traceback=first.traceback)
+    """The end of a pod whose own ranks had not failed when the gang ended. Of a hang, the one that held it up tells;
+    where a rank has left, one that waits for it."""
+    if first is not None and first.cause in _FOUND and first.index == index:
+        facts = ExitFacts(Cause(first.cause), first.exit_code, first.message, first.rank, traceback=first.traceback)
         return replace(facts, suspect=first.suspect, signature=first.signature, alike=first.alike)
     code = first.exit_code if first is not None and first.exit_code == exits.EXIT_CONFIG else exits.EXIT_INFRASTRUCTURE
     return ExitFacts(Cause.PEER, code, _after(first))

@@ -162,7 +162,7 @@ class Watchdog:
             return evaluation
         if section is Section.CHECKPOINT:
             return AUTO_SECONDS if limits.checkpoint is None else limits.checkpoint
-        if section is Section.START or rank in self._excused:
+        if section in (Section.START, Section.JOIN) or rank in self._excused:
             return start
         if limits.step is not None:
             return limits.step

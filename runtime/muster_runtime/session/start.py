@@ -69,7 +69,7 @@ def start(
     _pin(settings, device)
     stacks.show_when_asked(settings.rank)
     pulse = Pulse(settings.local_rank)
-    pulse.enter(Section.START)
+    pulse.enter(Section.JOIN)
     gang = _join(settings, device)
     if device.type == "cuda":
         refuse_shared(gang.gather(str(torch.cuda.get_device_properties(device).uuid)), where)

@@ -326,6 +326,30 @@ def test_who_left_before_the_others_is_named(make_gang: MakeGang, workers: int, 
     assert facts.signature == "one rank ended well before the others", "the words of a lost connection vary"
 
 
+@pytest.mark.parametrize(("workers", "processes", "who"), [(3, 1, "index 1"), (1, 2, "rank 1"), (3, 1, "index 0")])
+def test_nobody_waits_to_join_with_one_that_has_left(
+    make_gang: MakeGang, workers: int, processes: int, who: str
+) -> None:
+    """Torch would wait for half an hour. Whether hangs are watched doesn't matter: without all ranks nobody joins."""
+    gang = make_gang(workers, processes, MUSTER_HEARTBEAT_SECONDS="0.2", **ALLOWED)
+    leaves = int(who.split()[1])
+    join = (
+        "from muster_runtime.pulse import Pulse, Section\n"
+        'Pulse(int(os.environ["LOCAL_RANK"])).enter(Section.JOIN)\nuntil_end()\n'
+    )
+    pods = gang.all(gang.script(BEGIN + f"if RANK == {leaves}: sys.exit(0)\n" + join))
+    ends = [pod.end() for pod in pods]
+    waits = 1 if leaves == 0 else 0
+    told = ends[waits]
+    assert (told.cause, told.rank, told.exit_code, told.restarts) == (Cause.USER, waits, EXIT_USER, 0)
+    assert told.message.startswith(f"{who} ended with exit code 0 before it had joined, and rank {waits} waits for it")
+    assert told.signature == "one rank ended well before the others"
+    for index, facts in enumerate(ends):
+        if index not in (waits, leaves):
+            assert facts.cause is Cause.PEER
+            assert told.message in facts.message
+
+
 def test_a_stop_while_the_gang_starts_again_is_heard(make_gang: MakeGang) -> None:
     gang = make_gang(2, **ALLOWED)
     pods = gang.all(gang.script(BEGIN + "until_end()\n"))

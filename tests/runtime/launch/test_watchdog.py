@@ -43,6 +43,7 @@ def stay(dog: Watchdog, beats: dict[int, Beat | None], until: int, since: int = 
 @pytest.mark.parametrize(
     ("section", "seconds"),
     [
+        (Section.JOIN, 10),
         (Section.START, 10),
         (Section.STEP, 20),
         (Section.BOUNDARY, 20),
