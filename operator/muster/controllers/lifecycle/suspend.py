@@ -21,7 +21,7 @@ def suspend(turn: Turn) -> bool:
             turn.tell(EventReason.RESUMED, f"{why}: queued again")
         return False
     if turn.status.placement is not None:
-        turn.stop(Reason.SUSPENDED, "spec.suspend is true: the gang saves a checkpoint and stops")
+        turn.stop(Reason.SUSPENDED, "spec.suspend is true")
         return True
     if not suspended or was != Reason.SUSPENDED.value:
         turn.draft.condition(ConditionType.SUSPENDED, True, Reason.SUSPENDED.value, _STOPPED)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from muster.api.common import find_condition
 from muster.api.names import ConditionType, EventReason
 from muster.api.trainingjob_status import CommittedCheckpoint, Progress
 from muster.controllers.progress import progressed
@@ -42,6 +43,9 @@ def test_a_running_gang_stops_and_waits_and_goes_on() -> None:
     told = case.job.status.queue
     assert told is not None
     assert told.why == "Suspended: spec.suspend is true; set it to false to queue the job again"
+    running = find_condition(case.job.status.conditions, ConditionType.RUNNING.value)
+    assert running is not None
+    assert running.message == "spec.suspend is true", "nothing is still to come"
     assert case.job.status.restarts is None
     first = case.job.status.submitted_at
     case.edit(suspend=False)
