@@ -221,14 +221,17 @@ def _ran(snapshot: Snapshot) -> Seconds:
 
 
 def in_turns(snapshot: Snapshot, job: int, runs: int) -> bool:
-    """Whether one that runs is of another queue than a waiting job, equal to it in priority and age, and has not run
-    for long.
+    """Whether one that runs is of another queue than a waiting job that was stopped before, equal to it in priority and
+    age, and has not run for long.
 
     What their queues have had tells which of the two comes first, and that is the other one as soon as this one runs.
-    So they take turns on room that is kept for a third, and a turn lasts until `has_run`.
+    So they take turns on room that is kept for a third, and a turn lasts until `has_run`. Who was never stopped for
+    anybody has its first turn at once: that ends as each has had it, and to wait would cost short jobs the most.
     """
-    order, queues = classes(snapshot), snapshot.jobs.queues
-    return bool(order[runs] == order[job] and queues[runs] != queues[job] and not has_run(snapshot)[runs])
+    order, jobs = classes(snapshot), snapshot.jobs
+    if not jobs.runs.stops[job]:
+        return False
+    return bool(order[runs] == order[job] and jobs.queues[runs] != jobs.queues[job] and not has_run(snapshot)[runs])
 
 
 @once
