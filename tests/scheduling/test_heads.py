@@ -23,6 +23,7 @@ from .operating import Live, Operating
 
 pytestmark = pytest.mark.unit
 
+HOUR = 3600.0
 NODES = {node.name: node for node in (*rack(0, 2), *rack(1, 2))}
 
 
@@ -350,6 +351,22 @@ def test_two_queues_take_long_turns_on_room_that_is_kept_for_a_third() -> None:
         assert step(world) == [(other, True)]
     world.submit(Live(Job("higher", queue="x", priority=1)))
     assert [(each.uid, each.beneficiary) for each in plan(world.snapshot()).evictions] == [("y", "higher")]
+
+
+@pytest.mark.parametrize(
+    ("runs", "waits", "asks"), [(HOUR, HOUR, False), (3 * HOUR, HOUR, True), (FOREVER, HOUR, False)]
+)
+def test_a_job_waits_for_no_turn_of_one_that_is_much_longer(runs: float, waits: float, asks: bool) -> None:
+    """On room that is kept for a third: the longer one waits for the turn of this one."""
+    world = Operating({name: Node(name) for name in ("n0", "n1")}, {"long": Queue("long")})
+    world.queues |= {"x": Queue("x", used=0.002), "y": Queue("y", used=0.001)}
+    world.submit(Live(Job("runs", queue="long"), preemptible=False, on=("n1",)))
+    world.submit(Live(Job("first", workers=2, queue="long", priority=1)))
+    world.submit(Live(Job("x", queue="x", length=runs), on=("n0",), yields=True, started=world.now))
+    world.submit(Live(Job("y", queue="y", length=waits), stops=1))
+    world.now += 10.0
+    made = plan(world.snapshot())
+    assert [(each.uid, each.beneficiary) for each in made.evictions] == [("x", "y")] * asks
 
 
 def test_what_victims_leave_over_is_kept_for_the_head_that_waits_for_it() -> None:

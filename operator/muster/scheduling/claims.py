@@ -200,10 +200,16 @@ def outlasting(snapshot: Snapshot) -> Seconds:
     It is not asked when nobody knows its length, when it is as old as counts, or before it has run for so long that
     stopping and starting it again is a small part of that (`LOST_AT_MOST`).
     """
-    length, ran = snapshot.jobs.terms.length, _ran(snapshot)
-    asked = np.isfinite(length) & (length > 0) & (ages(snapshot) < AGE_STEPS) & has_run(snapshot)
+    return np.where((ages(snapshot) < AGE_STEPS) & has_run(snapshot), _left(snapshot), 0.0)
+
+
+@once
+def _left(snapshot: Snapshot) -> Seconds:
+    """J, accelerator-seconds that each placement has left to do; 0 when nobody knows its length."""
+    length = snapshot.jobs.terms.length
+    known = np.isfinite(length) & (length > 0)
     left = np.zeros(len(length))
-    left[asked] = works(snapshot)[asked] * np.maximum(0.0, 1 - ran[asked] / length[asked])
+    left[known] = works(snapshot)[known] * np.maximum(0.0, 1 - _ran(snapshot)[known] / length[known])
     return left
 
 
@@ -222,16 +228,17 @@ def _ran(snapshot: Snapshot) -> Seconds:
 
 def in_turns(snapshot: Snapshot, job: int, runs: int) -> bool:
     """Whether one that runs is of another queue than a waiting job that was stopped before, equal to it in priority and
-    age, and has not run for long.
+    age, not much longer, and has not run for long.
 
     What their queues have had tells which of the two comes first, and that is the other one as soon as this one runs.
-    So they take turns on room that is kept for a third, and a turn lasts until `has_run`. Who was never stopped for
-    anybody has its first turn at once: that ends as each has had it, and to wait would cost short jobs the most.
+    So they take turns on room that is kept for a third, and a turn lasts until `has_run`. To wait for that would cost
+    short jobs the most. So nobody does for one that has `MUCH` times as much left, which waits for its turn in return;
+    nor who was never stopped for anybody, for that ends as each has had its first turn.
     """
     order, jobs = classes(snapshot), snapshot.jobs
-    if not jobs.runs.stops[job]:
+    if not jobs.runs.stops[job] or order[runs] != order[job] or jobs.queues[runs] == jobs.queues[job]:
         return False
-    return bool(order[runs] == order[job] and jobs.queues[runs] != jobs.queues[job] and not has_run(snapshot)[runs])
+    return bool(not has_run(snapshot)[runs] and _left(snapshot)[runs] < MUCH * works(snapshot)[job])
 
 
 @once
