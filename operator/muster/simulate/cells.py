@@ -18,6 +18,9 @@ LATEST: Final = 1e10
 """Seconds, three hundred years; what counts milliseconds from 1970 is above it."""
 MOST_GPUS: Final = 1_000_000
 _MOST_SPARES: Final = 1_000
+_COUNTED: Final = "seconds, counted from the start of the trace"
+_SECONDS: Final = {"submit": _COUNTED, "deadline": _COUNTED, "duration": "seconds", "limit": "seconds"}
+"""What is to be written into columns that are no counts: schedulers' exports have dates and hours there."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,15 @@ class Cells:
         text = self.text(column)
         if not text and missing is not None:
             return missing
+        mend = f"write {_SECONDS.get(column, 'a count')}, in plain digits"
+        if not text:
+            self._fail(column, f"is empty; {mend}")
         try:
             value = float(text)
         except ValueError:
-            self._fail(column, f"is no number: {text!r}")
+            self._fail(column, f"is no number: {text!r}; {mend}")
         if "_" in text or not text.isascii():  # Python's own notation: a slip here, in 1_0 for 1.0
-            self._fail(column, f"is no number: {text!r}; write it in plain digits")
+            self._fail(column, f"is no number: {text!r}; {mend}")
         if not least <= value <= most:  # nor nan
             self._fail(column, f"must be between {_plain(least)} and {_plain(most)}, not {text}")
         return value

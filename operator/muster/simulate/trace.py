@@ -153,35 +153,40 @@ def read(path: Path) -> Trace:
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a byte order mark
-            return _parse(csv.DictReader(file, strict=True), path)
+            rows = csv.DictReader(file, strict=True)
+            try:
+                return _parse(rows, path)
+            except csv.Error as error:  # of the header, too
+                told = f"{path}, line {rows.reader.line_num}: {error}; close every quotation mark that opens a value"
+                raise SimulationError(told) from error
     except OSError as error:
         raise SimulationError(f"cannot read the trace {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise SimulationError(f"{path} is not a CSV file in UTF-8: {error.reason} at byte {error.start}") from error
 
 
-def _rows_of(rows: csv.DictReader[str], path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+def _rows_of(rows: csv.DictReader[str]) -> Iterator[tuple[int, dict[str, str]]]:
     """Each job's line, by its number in the file. A spreadsheet's empty rows are left out."""
-    try:
-        for row in rows:
-            if any(row.values()):
-                yield rows.line_num, row
-    except csv.Error as error:
-        raise SimulationError(
-            f"{path}, line {rows.reader.line_num}: {error}; close every quotation mark that opens a value"
-        ) from error
+    for row in rows:
+        if any(row.values()):
+            yield rows.line_num, row
 
 
 def _header(rows: csv.DictReader[str], path: Path) -> tuple[str, ...]:
-    """The names of the columns."""
-    header = tuple(rows.fieldnames or ())
-    if not header:
+    """The names of the columns, without the spaces around them, as values are read."""
+    header = tuple(name.strip() for name in rows.fieldnames or ())
+    rows.fieldnames = header
+    if not any(header):
         raise SimulationError(f"{path} is empty; its first line must name {', '.join(REQUIRED)}")
+    if "" in header:
+        raise SimulationError(
+            f"{path}: column {header.index('') + 1} has no name in the first line; name it, or take it out"
+        )
     doubled = next((name for name in header if header.count(name) > 1), None)
     if doubled is not None:
         raise SimulationError(f"{path} has more than one column {doubled!r}; leave one of them")
-    if len(header) == 1 and any(mark in header[0] for mark in ";\t"):
-        raise SimulationError(f"{path} must separate its columns by commas, not by semicolons or tabs")
+    if len(header) == 1 and any(mark in header[0] for mark in ";\t|"):
+        raise SimulationError(f"{path} must separate its columns by commas, not by semicolons, tabs or bars")
     missing = [name for name in REQUIRED if name not in header]
     unknown = [name for name in header if name not in EVERY]
     if missing:
@@ -212,7 +217,7 @@ def _parse(rows: csv.DictReader[str], path: Path) -> Trace:
     times: list[tuple[float, int]] = []
     form: list[int] = []
     lines: list[int] = []
-    for line, row in _rows_of(rows, path):
+    for line, row in _rows_of(rows):
         if None in row:
             raise SimulationError(f"{path}, line {line}: there are more values than the {len(header)} columns")
         cell = Cells(row, f"{path}, line {line}")

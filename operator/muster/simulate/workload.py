@@ -14,6 +14,7 @@ from muster.simulate.cluster import LEVELS, RESOURCES, Cluster
 from muster.simulate.errors import SimulationError
 from muster.simulate.trace import Trace
 from muster.simulate.windows import Window
+from muster_protocol.counts import counted
 from muster_protocol.spelling import there_are
 
 _MODES: Final = {"required": TopologyMode.REQUIRED, "preferred": TopologyMode.PREFERRED}
@@ -96,7 +97,7 @@ def assemble(cluster: Cluster, trace: Trace) -> Workload:
         SimulationError: a job asks for a GPU type, level or window that the cluster lacks, or a size of an elastic job
             or a slice is not whole workers.
     """
-    flavours, modes, levels = zip(*(_kind(cluster, kind) for kind in trace.kinds), strict=True)
+    flavours, modes, levels = zip(*(_kind(cluster, trace, which) for which in range(len(trace.kinds))), strict=True)
     flavour = np.array([first for first, *_ in flavours], dtype=np.int32)[trace.kind]
     filters = np.arange(len(cluster.flavours))[:, None] == cluster.flavour[None, :]
     nodes = [int(cluster.gpus[mask].max(initial=1)) for mask in filters]
@@ -148,8 +149,8 @@ def _elastic(trace: Trace, wanted: Index, largest: Int, workers: Int, each: Int)
         for column, size in (("step", step), ("gpus", int(trace.gpus[job])), ("min", least), ("max", most)):
             if size % one:
                 raise SimulationError(
-                    f"the elastic job with submit {float(trace.submit[job]):.10g} and {int(trace.gpus[job])} GPUs has "
-                    f"workers of {one} GPUs on this cluster, and its {column}, {size}, is no multiple of that"
+                    f"{trace.told(job)}: an elastic job's sizes must be whole workers, which have "
+                    f"{counted(one, 'GPU')} on this cluster: give {column} a multiple of {one}, not {size}, or another step"
                 )
     least_, most_ = (np.where(wanted[:, 0] < wanted[:, 1], wanted[:, at] // each, workers) for at in (0, 1))
     return Sizes(least_.astype(np.int32), most_.astype(np.int32), steps, least_ < workers)
@@ -217,8 +218,9 @@ def _alternatives(
     )
 
 
-def _kind(cluster: Cluster, kind: tuple[str, str, str]) -> tuple[tuple[int, ...], int, int]:
-    gpu_type, capacities, topology = kind
+def _kind(cluster: Cluster, trace: Trace, which: int) -> tuple[tuple[int, ...], int, int]:
+    """Flavours, mode and level of one of the trace's kinds."""
+    gpu_type, capacities, topology = trace.kinds[which]
     first_type, _, first_capacity = cluster.flavours[1].partition("/")
     flavours = []
     for capacity in capacities.split("|"):
@@ -226,12 +228,20 @@ def _kind(cluster: Cluster, kind: tuple[str, str, str]) -> tuple[tuple[int, ...]
         if flavour not in cluster.flavours[1:]:
             there_are = ", ".join(cluster.flavours[1:])
             raise SimulationError(
-                f"the trace asks for {flavour}, which no node of the cluster has; there are {there_are}"
+                f"{_first_of(trace, which)}: it asks for {flavour}, which no node of the cluster has; "
+                f"there are {there_are}"
             )
         flavours.append(cluster.flavours.index(flavour))
     mode, _, level = topology.partition(":")
     if not mode:
         return tuple(flavours), int(TopologyMode.UNCONSTRAINED), NONE
     if level not in LEVELS:
-        raise SimulationError(f"the trace names the topology level {level!r}; there are {', '.join(LEVELS)}")
+        raise SimulationError(
+            f"{_first_of(trace, which)}: topology names the level {level!r}; there are {', '.join(LEVELS)}"
+        )
     return tuple(flavours), int(_MODES[mode]), LEVELS.index(level)
+
+
+def _first_of(trace: Trace, kind: int) -> str:
+    """Which job is the first of a kind, for people."""
+    return trace.told(int(np.flatnonzero(trace.kind == kind)[0]))

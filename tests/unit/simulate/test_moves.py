@@ -55,9 +55,9 @@ def test_a_worker_of_an_elastic_job_has_the_gpus_of_its_step() -> None:
 
 
 def test_a_size_that_is_not_whole_workers_is_refused() -> None:
-    with pytest.raises(SimulationError, match=r"with submit 0 and 16 GPUs has workers of 8 GPUs .* its min, 12, is no"):
+    with pytest.raises(SimulationError, match=r"submit 0 and 16 GPUs: .* which have 8 GPUs .* multiple of 8, not 12"):
         workload({"gpus": 16, "min": 12, "max": 16})
-    with pytest.raises(SimulationError, match=r"workers of 6 GPUs .* its step, 11, is no multiple"):
+    with pytest.raises(SimulationError, match=r"which have 6 GPUs .* give step a multiple of 6, not 11"):
         workload({"gpus": 12, "min": 12, "max": 23, "step": 11})
 
 

@@ -13,6 +13,9 @@ from muster.simulate import trace as traces
 from muster.simulate.cells import Form
 from muster.simulate.errors import SimulationError
 from muster.simulate.synthetic import DAY, LOADS, LONGEST, MENU, SEEDS, SHORTEST, SIZES, Recipe, intensity, make
+from muster.simulate.workload import assemble
+
+from .samples import cluster
 
 pytestmark = pytest.mark.unit
 
@@ -97,7 +100,23 @@ def test_a_job_ends_at_its_limit(tmp_path: Path) -> None:
     ("text", "told"),
     [
         ("", "is empty; its first line must name submit, gpus, duration, queue"),
-        ("submit;gpus;duration;queue\n0;1;5;a\n", "by commas, not by semicolons or tabs"),
+        ("submit;gpus;duration;queue\n0;1;5;a\n", "by commas, not by semicolons, tabs or bars"),
+        ("submit|gpus|duration|queue\n0|1|5|a\n", "by commas, not by semicolons, tabs or bars"),
+        ("submit,gpus,duration,queue,\n0,1,5,a,\n", "column 5 has no name in the first line; name it, or take it out"),
+        ("submit,gpus, ,duration,queue,\n0,1,,5,a,\n", "column 3 has no name"),
+        ('"submit,gpus,duration,queue\n0,1,5,a\n', "line 2: unexpected end of data; close every quotation mark"),
+        (
+            "submit,gpus,duration,queue\n2026-01-05T06:00:00,1,5,a\n",
+            "line 2: submit is no number: '2026-01-05T06:00:00'; write seconds, counted from the start of the trace,",
+        ),
+        (
+            "submit,gpus,duration,queue\n0,gres/gpu=8,5,a\n",
+            "line 2: gpus is no number: 'gres/gpu=8'; write a count, in plain digits",
+        ),
+        (
+            "submit,gpus,duration,queue\n0,1,1-02:00:00,a\n",
+            "line 2: duration is no number: '1-02:00:00'; write seconds, in plain digits",
+        ),
         ("submit,gpus,duration,queue\n0,1,5,a,b\n", "line 2: there are more values than the 4 columns"),
         ("submit,gpus,duration\n", "no column queue"),
         ("submit,gpus,duraton,queue\n", "no column duration .is 'duraton' meant to be it"),
@@ -160,8 +179,11 @@ def test_a_job_ends_at_its_limit(tmp_path: Path) -> None:
         ("submit,gpus,duration,queue\n0,2000000000,5,a\n", "line 2: gpus must be between 1 and 1,000,000"),
         ("submit,gpus,duration,queue\n0,1,nan,a\n", "line 2: duration must be between 0.001"),
         ("submit,gpus,duration,queue\n0,0,5,a\n", "line 2: gpus must be between 1 and"),
-        ("submit,gpus,duration,queue\n0,1_0,5,a\n", "line 2: gpus is no number: '1_0'; write it in plain digits"),
-        ("submit,gpus,duration,queue\n0,1,\u0665,a\n", "line 2: duration is no number: '\u0665'; write it in plain"),
+        ("submit,gpus,duration,queue\n0,1_0,5,a\n", "line 2: gpus is no number: '1_0'; write a count, in plain digits"),
+        (
+            "submit,gpus,duration,queue\n0,1,\u0665,a\n",
+            "line 2: duration is no number: '\u0665'; write seconds, in plain",
+        ),
         ("submit,gpus,duration,queue\n0,1.5,5,a\n", "line 2: gpus must be a whole number"),
         ("submit,gpus,duration,queue\n0,1,5,\n", "line 2: queue is empty"),
         ("submit,gpus,duration,queue\n0,1,5,a\n\n,,,\n0,1,x,a\n", "line 5: duration is no number"),
@@ -174,7 +196,7 @@ def test_a_job_ends_at_its_limit(tmp_path: Path) -> None:
         ("submit,gpus,duration,queue,queue\n0,1,5,a,b\n", "more than one column 'queue'; leave one of them"),
         ("submit,gpus,duration,queue,topology\n0,1,5,a,rack\n", "like required:rack"),
         ("submit,gpus,duration,queue,preemptible\n0,1,5,a,maybe\n", "must be true or false"),
-        ("queue,submit,gpus,duration\na,0,1\n", "line 2: duration is no number: ''"),
+        ("queue,submit,gpus,duration\na,0,1\n", "line 2: duration is empty; write seconds, in plain digits"),
     ],
 )
 def test_a_wrong_trace_says_where(tmp_path: Path, text: str, told: str) -> None:
@@ -182,6 +204,31 @@ def test_a_wrong_trace_says_where(tmp_path: Path, text: str, told: str) -> None:
     path.write_text(text)
     with pytest.raises(SimulationError, match=told):
         traces.read(path)
+
+
+def test_spaces_around_the_names_of_columns_are_no_part_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("submit, gpus ,duration, queue\n0, 8 ,5, a\n")
+    read = traces.read(path)
+    assert (read.gpus.tolist(), read.queues) == ([8], ("a",))
+
+
+@pytest.mark.parametrize(
+    ("columns", "values", "told"),
+    [
+        ("gpu_type", "B200", "it asks for B200/on-demand, which no node of the cluster has; there are H100/on-demand"),
+        ("topology", "required:zone", "topology names the level 'zone'; there are block, rack, host"),
+        ("min", "4", "whole workers, which have 8 GPUs on this cluster: give min a multiple of 8, not 4"),
+    ],
+)
+def test_what_the_cluster_lacks_is_told_by_the_line_that_asks_for_it(
+    tmp_path: Path, columns: str, values: str, told: str
+) -> None:
+    path = tmp_path / "trace.csv"
+    empty = "," * columns.count(",")
+    path.write_text(f"submit,gpus,duration,queue,{columns}\n9,8,5,a,{empty}\n5,8,5,a,{values}\n")
+    with pytest.raises(SimulationError, match=rf"trace\.csv, line 3: .*{told}"):
+        assemble(cluster(), traces.read(path))
 
 
 def test_a_trace_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
