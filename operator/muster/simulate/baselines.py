@@ -107,20 +107,18 @@ class Baseline:
         return float(moments[low]), then - taken * self._workload.each[head]
 
     def _releases(self, world: World, nodes: Int) -> tuple[Seconds, Int, Int]:
-        """For each worker that runs there: its job's latest end, its node (index into `nodes`) and its GPUs."""
+        """For each worker that is there: its job's latest end, its node (index into `nodes`) and its GPUs."""
         place = np.full(len(world.free), -1, dtype=np.int64)
         place[nodes] = np.arange(len(nodes))
-        running = world.jobs_in(State.RUNNING)
+        running = world.jobs_in(State.RUNNING, State.LEAVING)
         if not running.size:
             return np.empty(0), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         placed = [world.placed[job] for job in running.tolist()]
         counts = np.array([len(one) for one in placed])
         where = place[np.concatenate(placed)]
         done = self._workload.trace.duration[running] - world.left[running]
-        bound = np.minimum(
-            world.working[running] + self._workload.trace.limit[running] - done,
-            world.closes[running] + world.costs.grace,
-        )
+        stops = np.minimum(world.closes[running], world.asked[running]) + world.costs.grace
+        bound = np.minimum(world.working[running] + self._workload.trace.limit[running] - done, stops)
         ends = np.repeat(bound, counts)
         gpus = np.repeat(self._workload.each[running], counts).astype(np.int64)
         here = where >= 0

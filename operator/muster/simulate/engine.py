@@ -242,7 +242,7 @@ class _Simulation:
                 world.window_stops[which] += 1
                 self._ask(which, NONE, now)
         else:
-            world.leave(which, detail, now)
+            world.leave(which, now)
         return True
 
     def _schedule_opening(self, which: int, now: float) -> None:
@@ -285,9 +285,9 @@ class _Simulation:
 
     def _ask(self, job: int, beneficiary: int, now: float) -> None:
         world = self._world
-        world.ask_to_leave(job, beneficiary)
+        world.ask_to_leave(job, beneficiary, now)
         gone = now + world.costs.grace
-        heapq.heappush(self._heap, (gone, _Kind.GONE, job, int(world.epoch[job]), now))
+        heapq.heappush(self._heap, (gone, _Kind.GONE, job, int(world.epoch[job]), 0.0))
 
     def _decide(self, now: float) -> bool:
         """Ask the policy and carry out what it says; returns whether it changed anything."""

@@ -150,7 +150,8 @@ def _elastic(trace: Trace, wanted: Index, largest: Int, workers: Int, each: Int)
             if size % one:
                 raise SimulationError(
                     f"{trace.told(job)}: an elastic job's sizes must be whole workers, which have "
-                    f"{counted(one, 'GPU')} on this cluster: give {column} a multiple of {one}, not {size}, or another step"
+                    f"{counted(one, 'GPU')} on this cluster: give {column} a multiple of {one}, not {size}, or "
+                    "another step"
                 )
     least_, most_ = (np.where(wanted[:, 0] < wanted[:, 1], wanted[:, at] // each, workers) for at in (0, 1))
     return Sizes(least_.astype(np.int32), most_.astype(np.int32), steps, least_ < workers)

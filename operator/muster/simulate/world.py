@@ -74,6 +74,7 @@ class World:
             which its window was not open.
         evictions, crashes: J; `stops` are the evictions for another job, `window_stops` those by a window.
         fruitless: J, runs that a fault has ended, one after the other, without a second of work kept.
+        asked: J, when the present run was asked to stop; infinite where it was not.
         beneficiary: J, the job for which it is leaving; its own number where it starts again on nodes that are kept for
             it; NONE.
         yields: J, it was let in before its turn, or will be by its promise.
@@ -96,6 +97,7 @@ class World:
         self.first_start = np.full(count, np.nan)
         self.ended = np.full(count, np.nan)
         self.closes = np.full(count, np.inf)
+        self.asked = np.full(count, np.inf)
         self.queued = np.zeros(count)
         self.shut = np.zeros(count)
         self.waiting_since = np.zeros(count)
@@ -145,6 +147,7 @@ class World:
         for node in nodes.tolist():
             self.on_node[node].add(job)
         self.state[job] = State.RUNNING
+        self.asked[job] = np.inf
         self.queued[job] += now - self.waiting_since[job]
         self.started[job] = now
         self.working[job] = now + self.start_takes(job)
@@ -191,16 +194,16 @@ class World:
         self.ended[job] = now
         self._over(job, State.DONE)
 
-    def ask_to_leave(self, job: int, beneficiary: int) -> None:
-        self.state[job] = State.LEAVING
+    def ask_to_leave(self, job: int, beneficiary: int, now: float) -> None:
+        self.state[job], self.asked[job] = State.LEAVING, now
         self.beneficiary[job] = beneficiary
         self.evictions[job] += 1
         if beneficiary not in (NONE, job):
             self.stops[job] += 1
 
-    def leave(self, job: int, asked: float, now: float) -> None:
+    def leave(self, job: int, now: float) -> None:
         """The grace is over: its checkpoint is saved (or was not), its nodes are free."""
-        worked = max(0.0, asked - float(self.working[job]))
+        worked = self._worked(job, now)
         kept = worked if self._saves(job) else self._safe(worked)
         for_another = int(self.beneficiary[job]) not in (NONE, job)
         self._stop(job, now, kept)
@@ -215,7 +218,7 @@ class World:
         if not (nodes[:working] == node).any():
             self.put_spares(job, nodes[nodes != node])
             return
-        kept = self._safe(max(0.0, now - float(self.working[job])))
+        kept = self._safe(self._worked(job, now))
         self.crashes[job] += 1
         if keeps and int(self.state[job]) == State.RUNNING:
             self.keep_room(job)
@@ -274,6 +277,10 @@ class World:
             there |= state == int(other)
         chosen: Int = present[there]
         return chosen
+
+    def _worked(self, job: int, now: float) -> float:
+        """Seconds of the present run; who is asked to stop works no more."""
+        return max(0.0, min(now, float(self.asked[job])) - float(self.working[job]))
 
     def _safe(self, worked: float) -> float:
         return worked // self.costs.checkpoint * self.costs.checkpoint

@@ -70,6 +70,20 @@ def test_without_known_ends_there_is_no_moment_to_keep_free() -> None:
     assert starts(run(*jobs, backfill=True)) == [0, 202, 2]
 
 
+def test_easy_keeps_the_room_of_who_is_asked_to_stop_for_the_first() -> None:
+    """A window closes on a job on one of two nodes. The first that waits needs both, and has them after the grace."""
+    six = 6 * 3600.0
+    work = workload(
+        {"gpus": 8, "duration": 9e4, "window": "nights"},
+        {"submit": six + 1, "gpus": 16, "duration": 100, "limit": 100},
+        {"submit": six + 2, "gpus": 8, "duration": 5000, "limit": 5000},
+        windows={"nights": {"start": "0 20 * * *", "duration": 36_000}},
+        costs={"grace": 600},
+    )
+    outcome = simulate(work, Baseline("easy", work, backfill=True))
+    assert outcome.world.first_start.tolist() == [0, six + 600, six + 720]
+
+
 def test_a_higher_priority_goes_first() -> None:
     jobs = ({"gpus": 16}, {"submit": 1, "gpus": 16}, {"submit": 2, "gpus": 16, "priority": 1})
     for backfill in (False, True):

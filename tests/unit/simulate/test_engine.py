@@ -9,6 +9,7 @@ import pytest
 
 from muster.cli.simulate import never_told
 from muster.scheduling.plan import Eviction, MoveReason, Plan, Promise
+from muster.scheduling.snapshot import NONE
 from muster.simulate.cluster import ClusterFile, build
 from muster.simulate.engine import REFRESH, Outcome, simulate
 from muster.simulate.errors import SimulationError
@@ -105,6 +106,16 @@ def test_a_failed_node_ends_its_jobs_and_loses_their_work_since_the_checkpoint()
     assert all(useful % 40 == 0 for useful in runs.kept[:-1])
     assert kept(outcome, 0) == pytest.approx(400)
     assert outcome.world.ended[0] > 400
+
+
+def test_who_is_asked_to_stop_saves_nothing_that_it_would_have_done_since() -> None:
+    work = workload({"duration": 400}, nodes=1, costs={**COSTS, "grace": 200})
+    world = World(work, 1)
+    world.submit(0, 0.0)
+    world.start(0, np.array([0], dtype=np.int32), 0.0)
+    world.ask_to_leave(0, NONE, 150.0)
+    world.crash(0, 0, 300.0)  # the node's notice was shorter than the grace
+    assert world.left[0] == 300, "a checkpoint of every 100 seconds: that at 200 was never made"
 
 
 def test_a_reclaimed_node_gives_notice() -> None:
