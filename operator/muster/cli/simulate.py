@@ -24,13 +24,13 @@ from muster_protocol.counts import counted
 
 
 def make_trace(path: Path, cluster: Path | None, jobs: int, load: float, seed: int) -> None:
-    """Write a synthetic trace.
+    """Write a synthetic trace, of the load that it says on the first kind of nodes, for its jobs name none.
 
     Raises:
         SimulationError: the cluster file or the recipe is wrong.
         OSError: the trace cannot be written.
     """
-    gpus = int(clusters.read(cluster).gpus.sum()) if cluster else Recipe().gpus
+    gpus = int(clusters.read(cluster).gpus_of_flavours[1]) if cluster else Recipe().gpus
     trace = make(Recipe(jobs=jobs, gpus=gpus, load=load, seed=seed))
     traces.write(trace, path)
     typer.echo(f"{path}: {trace}")

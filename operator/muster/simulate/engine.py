@@ -32,6 +32,7 @@ ABSENCES: Final = 6.0
 """It is given up no sooner than after so many mean absences of a node: one that it needs is back by then, but for one
 time in four hundred."""
 SAMPLE: Final = 600.0
+SOONEST: Final = 0.001
 LONGEST: Final = 86_400.0
 """Seconds between two decisions. One that never comes again would end no simulation."""
 
@@ -73,7 +74,8 @@ class _Kind(IntEnum):
 
 @dataclass
 class Series:
-    """State after each decision that is at least `SAMPLE` seconds after the one before; parallel lists."""
+    """State after each decision that is at least `SAMPLE` seconds after the one before, and what it was until then
+    where that is long; each holds until the next. Parallel lists."""
 
     time: list[float] = field(default_factory=list)
     busy: list[int] = field(default_factory=list)
@@ -81,7 +83,6 @@ class Series:
     usable: list[int] = field(default_factory=list)
     waiting: list[int] = field(default_factory=list)
     waiting_gpus: list[int] = field(default_factory=list)
-    idle: list[int] = field(default_factory=list)
     broken: list[int] = field(default_factory=list)
     """Idle GPUs on nodes that are partly in use."""
 
@@ -92,7 +93,9 @@ class Outcome:
     Attributes:
         policy: its name.
         begins: from when on nodes fail, in the trace's seconds.
-        away: (GPUs, from, to) of each time a node was not usable.
+        away: (GPUs, from, to) of each time a node was not there; a reclaimed one is until its notice is over.
+        idle, idle_broken: GPU-seconds that were idle behind decisions that left jobs waiting, until the next one; and
+            those of them on nodes that were partly in use.
         never: jobs that never ended, with why they failed, or else the reason that the policy gave last ("" if it gives
             none).
         plans: decisions made; `planning` the processor seconds that they took, of `seconds` in all.
@@ -103,6 +106,8 @@ class Outcome:
     begins: float
     series: Series
     away: tuple[tuple[int, float, float], ...]
+    idle: float
+    idle_broken: float
     never: tuple[tuple[int, str], ...]
     plans: int
     planning: float
@@ -113,11 +118,11 @@ def simulate(workload: Workload, policy: Policy, *, seed: int = 1, interval: flo
     """Run until every job is done or has failed, or nothing that waits can ever start.
 
     Raises:
-        SimulationError: the interval is not between zero and `LONGEST`, or the policy broke a rule.
+        SimulationError: the interval is not between `SOONEST` and `LONGEST`, or the policy broke a rule.
     """
-    if not 0 < interval <= LONGEST:
+    if not SOONEST <= interval <= LONGEST:
         raise SimulationError(
-            f"the interval between decisions must be above 0 seconds and at most {LONGEST:,.0f}, not {interval:g}"
+            f"the interval between decisions must be between {SOONEST:g} and {LONGEST:,.0f} seconds, not {interval:g}"
         )
     return _Simulation(workload, policy, seed, interval).run()
 
@@ -144,7 +149,8 @@ class _Simulation:
         self._submit = workload.trace.submit.tolist()
         self._next = 0
         self._job = {uid: job for job, uid in enumerate(workload.uids)}
-        self._series = Series()
+        self._series, self._sampled = Series(), -math.inf
+        self._idle, self._idle_broken = 0.0, 0.0
         self._away: list[tuple[int, float, float]] = []
         self._plans, self._planning = 0, 0.0
         self._due = -math.inf
@@ -162,7 +168,9 @@ class _Simulation:
             if moment == math.inf:
                 break
             # What rounding puts a hair behind a multiple happens then: at the multiple, before it, it would never come.
+            before = now
             now = max(now, moment, math.ceil(moment / self._interval - 1e-9) * self._interval)
+            self._passes(before, now)
             more_to_come = self._next < len(self._submit)
             changed = self._advance(now)
             if not self._asks() or not (changed or now >= self._due):
@@ -180,6 +188,8 @@ class _Simulation:
             begins=begins,
             series=self._series,
             away=tuple(self._away),
+            idle=self._idle,
+            idle_broken=self._idle_broken,
             never=self._never(now),
             plans=self._plans,
             planning=self._planning,
@@ -267,7 +277,8 @@ class _Simulation:
     def _fault(self, node: int, now: float, *, notice: bool, back: float) -> None:
         world = self._world
         world.usable[node] = False
-        self._away.append((int(self._workload.cluster.gpus[node]), now, back))
+        lost = now + (self._workload.cluster.file.faults.notice if notice else 0.0)
+        self._away.append((int(self._workload.cluster.gpus[node]), lost, back))
         heapq.heappush(self._heap, (back, _Kind.BACK, node, 0, 0.0))
         if not notice:
             self._crash_on(node, now)
@@ -276,7 +287,6 @@ class _Simulation:
             works_there = (world.placed[job][: int(world.workers[job])] == node).any()
             if int(world.state[job]) == State.RUNNING and works_there:
                 self._ask(job, job if self._policy.replaces and world.keep_room(job) else NONE, now)
-        lost = now + self._workload.cluster.file.faults.notice
         heapq.heappush(self._heap, (lost, _Kind.LOST, node, 0, 0.0))
 
     def _crash_on(self, node: int, now: float) -> None:
@@ -329,10 +339,23 @@ class _Simulation:
             self._due = now + self._interval  # it has just lost its room, and may find some elsewhere
             world.beneficiary[job] = NONE
 
+    def _passes(self, before: float, now: float) -> None:
+        """Count what is idle from one moment to the next, before anything happens at that."""
+        world = self._world
+        if len(world.present) > len(world.placed):
+            idle = idle_gpus(world)
+            self._idle += float(idle.sum()) * (now - before)
+            self._idle_broken += float(idle[idle < self._workload.cluster.gpus].sum()) * (now - before)
+        if self._sampled > -math.inf and now >= self._sampled + 2 * SAMPLE:
+            self._append(self._sampled + SAMPLE)  # what happened shortly after the last sample, for it has lasted
+
     def _sample(self, now: float) -> None:
+        if now >= self._sampled + SAMPLE:
+            self._sampled = now
+            self._append(now)
+
+    def _append(self, now: float) -> None:
         series, world = self._series, self._world
-        if series.time and now < series.time[-1] + SAMPLE:
-            return
         idle, gpus = idle_gpus(world), self._workload.cluster.gpus
         waiting = world.jobs_in(State.PENDING, State.RESERVED)
         usable = int(gpus[world.usable].sum())
@@ -341,7 +364,6 @@ class _Simulation:
         series.usable.append(usable)
         series.waiting.append(len(waiting))
         series.waiting_gpus.append(int(self._workload.trace.gpus[waiting].sum()))
-        series.idle.append(int(idle.sum()))
         series.broken.append(int(idle[idle < gpus].sum()))
 
     def _never(self, now: float) -> tuple[tuple[int, str], ...]:

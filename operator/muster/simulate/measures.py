@@ -2,11 +2,11 @@
 
 * wait: seconds without a placement, from submission to the end, each requeueing included.
 * completion: from submission to the end.
-* bounded slowdown: completion / work, both at least 60 s (D. Feitelson, "Metrics for Parallel Job Scheduling and Their
-  Convergence", JSSPP '01), so that jobs of seconds do not rule the mean.
-* utilisation: GPU-seconds in use over those of usable nodes, from the first submission to the last: what follows is a
-  cluster that drains, and is counted only where all jobs are submitted at once. useful: the same of work that was kept;
-  lost are grace, restarts and work done twice.
+* bounded slowdown: completion / work, both at least 60 s, and never below 1 (D. Feitelson, "Metrics for Parallel Job
+  Scheduling and Their Convergence", JSSPP '01), so that jobs of seconds do not rule the mean.
+* utilisation: GPU-seconds in use over those of nodes that are there, from the first submission to the last: what
+  follows is a cluster that drains, and is counted only where all jobs are submitted at once. useful: the same of work
+  that was kept; lost are grace, restarts and work done twice.
 * fairness: R. Jain's index (Σx)² / nΣx² over each user's mean bounded slowdown: 1 when all users wait alike for their
   work, 1/n when one of n has all the waiting. even speeds: the same over each user's mean speed, which is work /
   completion and so what a user gets; the index was made for such quantities, where more is better (R. Jain, D. Chiu,
@@ -14,7 +14,8 @@
 * deadlines: met when the job ended in time; told at once where its limit and its window leave no time for it from its
   submission on, whoever else is there: then the operator's condition says so at its first look.
 * wait in windows: of jobs with a window, that part of the wait in which theirs was open.
-* fragmentation: of the GPUs that were idle while jobs waited, the share on nodes that were partly in use.
+* fragmentation: of the GPU-seconds that were idle behind decisions that left jobs waiting, the share on nodes that were
+  partly in use.
 """
 
 from __future__ import annotations
@@ -98,7 +99,6 @@ def measure(outcome: Outcome) -> Figures:
     used, useful, there = _gpu_seconds(outcome)
     all_used, kept = _totals(outcome)
     lost = max(0.0, all_used - kept)  # sums of both are rounded
-    idle, broken = _idle(outcome)
     return Figures(
         policy=outcome.policy,
         jobs=len(trace),
@@ -115,7 +115,7 @@ def measure(outcome: Outcome) -> Figures:
         useful=useful / there if there else 0.0,
         lost=lost / all_used if all_used else 0.0,
         lost_gpu_hours=lost / 3600,
-        fragmentation=broken / idle if idle else 0.0,
+        fragmentation=outcome.idle_broken / outcome.idle if outcome.idle else 0.0,
         makespan=float(world.ended[ended].max(initial=0.0)),
         evictions=int(world.evictions.sum()),
         most_stops=int(world.stops.max(initial=0)),
@@ -200,8 +200,8 @@ def _mean(values: Seconds) -> float:
 
 
 def _gpu_seconds(outcome: Outcome) -> tuple[float, float, float]:
-    """In use, useful, and of usable nodes, from the first submission to the last; if all come at once, until the last
-    run's end."""
+    """In use, useful, and of nodes that are there, from the first submission to the last; if all come at once, until
+    the last run's end."""
     runs, trace = outcome.world.runs, outcome.world.workload.trace
     gpus, start, stop = np.array(runs.gpus), np.array(runs.start), np.array(runs.stop)
     first, last = float(trace.submit[0]), float(trace.submit[-1])
@@ -215,7 +215,7 @@ def _gpu_seconds(outcome: Outcome) -> tuple[float, float, float]:
 
 
 def _there(outcome: Outcome, first: float, last: float) -> float:
-    """GPU-seconds of usable nodes."""
+    """GPU-seconds of nodes that are there: on one that is reclaimed jobs run on until its notice is over."""
     gpus, start, stop = (
         np.array(column, dtype=np.float64) for column in zip(*outcome.away, (0, 0.0, 0.0), strict=True)
     )
@@ -233,9 +233,3 @@ def _totals(outcome: Outcome) -> tuple[float, float]:
     gpus, worked = np.array(runs.gpus, dtype=np.float64), np.array(runs.worked, dtype=np.float64)
     used = float((gpus * (np.array(runs.stop) - np.array(runs.start))).sum())
     return used, float((worked * np.array(runs.kept)).sum())
-
-
-def _idle(outcome: Outcome) -> tuple[int, int]:
-    series = outcome.series
-    waiting = np.array(series.waiting) > 0
-    return int(np.array(series.idle)[waiting].sum()), int(np.array(series.broken)[waiting].sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -14,10 +15,14 @@ from muster.scheduling.snapshot import Seconds
 from muster.simulate.engine import Outcome
 from muster.simulate.measures import users
 
-WIDTH: Final = 860
+ACROSS: Final = 590
+"""Of the curves; beside them stand their names."""
 HEIGHT: Final = 380
 LEFT: Final = 70
 RIGHT: Final = 200
+"""At least."""
+LETTER: Final = 7.5
+"""Of a name, at most, in the mean."""
 TOP: Final = 40
 BOTTOM: Final = 50
 COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#f0e442")
@@ -28,7 +33,7 @@ POINTS: Final = 600
 
 @dataclass(frozen=True)
 class Line:
-    """One policy's curve; x and y of equal length."""
+    """One policy's curve; x and y of equal length. Each y holds until the next x."""
 
     name: str
     x: Seconds
@@ -102,8 +107,11 @@ def _fairness(outcome: Outcome) -> Line:
 
 
 def _distribution(name: str, values: Seconds) -> Line:
+    """From nobody up to all of these."""
+    if not values.size:
+        return Line(name, values, values)
     ordered = np.maximum(np.sort(values), 1.0)
-    return Line(name, ordered, 100 * np.arange(1, len(ordered) + 1) / max(1, len(ordered)))
+    return Line(name, np.append(ordered[:1], ordered), 100 * np.arange(len(ordered) + 1) / len(ordered))
 
 
 def _chart(title: str, x_name: str, y_name: str, lines: Sequence[Line], *, log: bool = False) -> str:
@@ -113,13 +121,15 @@ def _chart(title: str, x_name: str, y_name: str, lines: Sequence[Line], *, log: 
     low = min((float(x.min()) for x in xs if x.size), default=0.0) if log else 0.0
     high = max((float(x.max()) for x in xs if x.size), default=1.0)
     top = max((float(line.y.max()) for line in lines if line.y.size), default=1.0) or 1.0
-    across, up = _Axis(low, high, LEFT, WIDTH - RIGHT), _Axis(0.0, top, HEIGHT - BOTTOM, TOP)
+    end = LEFT + ACROSS
+    width = end + max([RIGHT, *(40 + math.ceil(LETTER * len(line.name)) for line in lines)])
+    across, up = _Axis(low, high, LEFT, end), _Axis(0.0, top, HEIGHT - BOTTOM, TOP)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" '
         'font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<rect width="{width}" height="{HEIGHT}" fill="white"/>',
         f'<text x="{LEFT}" y="22" font-size="15" font-weight="bold">{escape(title)}</text>',
-        f'<text x="{(LEFT + WIDTH - RIGHT) // 2}" y="{HEIGHT - 10}" text-anchor="middle">{escape(x_name)}</text>',
+        f'<text x="{(LEFT + end) // 2}" y="{HEIGHT - 10}" text-anchor="middle">{escape(x_name)}</text>',
         f'<text transform="translate(16 {HEIGHT // 2}) rotate(-90)" text-anchor="middle">{escape(y_name)}</text>',
     ]
     for tick in _log_ticks(low, high) if log else _ticks(low, high):
@@ -128,18 +138,17 @@ def _chart(title: str, x_name: str, y_name: str, lines: Sequence[Line], *, log: 
         parts.append(f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{label}</text>')
     for tick in _ticks(0.0, top):
         at = up(tick)
-        parts.append(f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
+        parts.append(f'<path d="M{LEFT} {at:.1f}H{end}" stroke="#ddd"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{tick:g}</text>')
     for index, (line, x) in enumerate(zip(lines, xs, strict=True)):
         colour = COLOURS[index % len(COLOURS)]
         chosen = _thinned(len(x))
-        path = " ".join(
-            f"{across(a):.1f},{up(b):.1f}" for a, b in zip(x[chosen].tolist(), line.y[chosen].tolist(), strict=True)
-        )
+        steps = zip(np.repeat(x[chosen], 2)[1:].tolist(), np.repeat(line.y[chosen], 2)[:-1].tolist(), strict=True)
+        path = " ".join(f"{across(a):.1f},{up(b):.1f}" for a, b in steps)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
         y = TOP + 10 + 20 * index
-        parts.append(f'<path d="M{WIDTH - RIGHT + 12} {y}h22" stroke="{colour}" stroke-width="3"/>')
-        parts.append(f'<text x="{WIDTH - RIGHT + 40}" y="{y + 4}">{escape(line.name)}</text>')
+        parts.append(f'<path d="M{end + 12} {y}h22" stroke="{colour}" stroke-width="3"/>')
+        parts.append(f'<text x="{end + 40}" y="{y + 4}">{escape(line.name)}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 

@@ -29,6 +29,7 @@ from typing import Final
 import numpy as np
 
 from muster.scheduling.snapshot import Int, Seconds
+from muster.simulate.cells import LATEST
 from muster.simulate.errors import SimulationError
 from muster.simulate.trace import Trace, in_order
 
@@ -77,7 +78,7 @@ class Recipe:
     """
     Attributes:
         jobs: how many.
-        gpus: of the cluster.
+        gpus: of the cluster's nodes that the jobs take, which name no kind of them.
         load: GPU-seconds asked for over GPU-seconds there are, until the last submission.
     """
 
@@ -91,7 +92,7 @@ def make(recipe: Recipe) -> Trace:
     """Draw a trace. The same recipe always gives the same one.
 
     Raises:
-        SimulationError: the recipe asks for nothing or for no cluster.
+        SimulationError: the recipe asks for nothing, for no cluster, or for more time than a trace may have.
     """
     if recipe.jobs < 1 or recipe.gpus < 1 or not recipe.load > 0:
         raise SimulationError("a trace needs at least one job, a cluster of at least one GPU and a load above 0")
@@ -110,6 +111,11 @@ def make(recipe: Recipe) -> Trace:
     duration = np.clip(median * np.exp(rng.normal(0.0, SIGMA_JOBS, count)), SHORTEST, LONGEST)
     team_of = rng.permutation(USERS) % TEAMS
     span = float((duration * gpus).sum()) / (recipe.load * recipe.gpus)
+    if span > LATEST:
+        raise SimulationError(
+            f"with a load of {recipe.load:g} the last of {count:,} jobs would come after {span / WEEK / 52:,.0f} "
+            "years: give a higher load or fewer jobs"
+        )
     return in_order(
         Trace(
             submit=_submissions(rng, burst_of, span),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,16 @@ from typer.testing import CliRunner
 
 from muster.cli.app import app
 from muster.scheduling.plan import Plan
+from muster.simulate import trace as traces
+from muster.simulate.cluster import ClusterFile, build
 from muster.simulate.engine import simulate
 from muster.simulate.measures import jain, measure
 from muster.simulate.plots import draw
 from muster.simulate.policies import policy_named
 from muster.simulate.tables import COLUMNS, duration
+from muster.simulate.workload import assemble
 
-from .samples import Scripted, admit, workload
+from .samples import Scripted, admit, trace, workload
 
 pytestmark = pytest.mark.unit
 
@@ -57,6 +61,27 @@ def test_use_is_counted_to_the_last_end_where_all_jobs_are_submitted_at_once() -
     assert (nobody.utilisation, nobody.useful) == (0, 0)
 
 
+def test_no_more_is_in_use_than_there_is_also_within_the_notice_of_a_reclaim() -> None:
+    faults = {"failures": 0, "reclaims": 20_000, "notice": 3600, "absence": 1}
+    spot = {"nodes": [{"count": 4, "capacity": "spot"}], "costs": {"grace": 3600, "checkpoint": 600}, "faults": faults}
+    jobs = trace(*({"submit": 1000.0 * job, "gpus": 8, "duration": 20_000} for job in range(20)))
+    work = assemble(build(ClusterFile.model_validate(spot)), jobs)
+    outcome = simulate(work, policy_named("fifo", work))
+    figures = measure(outcome)
+    assert outcome.world.evictions.sum() > 5
+    assert 0.4 < figures.useful <= figures.utilisation <= 1
+
+
+def test_fragmentation_is_of_the_time_that_jobs_waited_however_short() -> None:
+    jobs = ({"gpus": 4, "duration": 300}, {"gpus": 4, "duration": 540}, {"submit": 60, "gpus": 16, "duration": 60})
+    work = workload(*jobs)
+    policy = Scripted(
+        Plan((admit(work, 0, 0), admit(work, 1, 1)), ()), Plan((), ()), Plan((), ()), Plan((admit(work, 2, 0, 1),), ())
+    )
+    # From 60 on the third waits: until 300 of 8 idle GPUs all are on partly used nodes, then until 540 4 of 12.
+    assert measure(simulate(work, policy)).fragmentation == pytest.approx((8 * 240 + 4 * 240) / (8 * 240 + 12 * 240))
+
+
 def test_jain_is_one_for_equals_and_one_nth_for_one_of_n() -> None:
     assert jain(np.full(7, 3.0)) == pytest.approx(1)
     assert jain(np.array([5.0, 0, 0, 0])) == pytest.approx(0.25)
@@ -92,6 +117,24 @@ def test_plots_are_well_formed_and_have_a_line_for_each_policy(tmp_path: Path) -
             points = [tuple(map(float, point.split(","))) for point in line.attrib["points"].split()]
             assert points
             assert all(0 <= x <= 860 and 0 <= y <= 380 for x, y in points)
+
+
+def test_a_curve_holds_until_it_changes_and_names_are_not_cut(tmp_path: Path) -> None:
+    """One job ends 5 minutes behind the first sample, and the next comes a day later: till then half of all is idle."""
+    name = "muster-no-preemption-no-backfill-no-elastic-no-promotion"
+    work = workload({"gpus": 8, "duration": 300}, {"gpus": 8, "duration": 86_400}, {"submit": 86_400.0, "gpus": 8})
+    outcome = replace(simulate(work, policy_named("fifo", work), interval=60), policy=name)
+    draw([outcome], tmp_path)
+    root = ET.parse(tmp_path / "utilisation.svg").getroot()
+    (line,) = root.findall("{http://www.w3.org/2000/svg}polyline")
+    points = [tuple(map(float, point.split(","))) for point in line.attrib["points"].split()]
+    assert all(x == before[0] or y == before[1] for before, (x, y) in pairwise(points)), "steps alone"
+    half = [x for x, y in points if y == (40 + 330) / 2]
+    assert max(half) - min(half) > 0.95 * 590
+    legend = [each for each in root.findall("{http://www.w3.org/2000/svg}text") if each.text == name]
+    assert float(legend[0].attrib["x"]) + 7 * len(name) < float(root.attrib["viewBox"].split()[2])
+    (one,) = ET.parse(tmp_path / "fairness.svg").getroot().findall("{http://www.w3.org/2000/svg}polyline")
+    assert len(one.attrib["points"].split()) > 1, "a single user is seen, too"
 
 
 def test_the_command_shows_policies_side_by_side(tmp_path: Path) -> None:
@@ -143,12 +186,24 @@ def test_the_command_makes_traces_that_it_reads(tmp_path: Path) -> None:
     assert [row["jobs"] for row in json.loads(told.stdout)] == [20, 20, 20]
 
 
+def test_a_trace_that_is_made_has_its_load_on_the_nodes_that_its_jobs_take(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text(
+        "nodes: [{count: 4}, {count: 60, gpuType: A100}, {count: 64, capacity: spot}]\n"
+    )
+    arguments = ["simulate", str(tmp_path / "cluster.yaml"), "--make-trace", str(tmp_path / "t.csv"), "--jobs", "3000"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    made = traces.read(tmp_path / "t.csv")
+    assert made.kinds == (("", "", ""),), "of the first kind of nodes alone"
+    assert made.work / (32 * made.submit[-1]) == pytest.approx(0.9, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         ([], "give a cluster file and a trace"),
         (["none.yaml", "none.csv"], "cannot read the cluster file none.yaml"),
         (["--make-trace", "t.csv", "--load", "0"], "a load above 0"),
+        (["--make-trace", "t.csv", "--load", "1e-300"], "years: give a higher load or fewer jobs"),
         (["--make-trace", "/nowhere/t.csv"], "cannot write /nowhere/t.csv"),
     ],
 )
