@@ -12,6 +12,8 @@ what the reservation leaves over. A job without a limit is taken never to end.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from muster.scheduling.plan import Admission, Plan
@@ -53,19 +55,22 @@ class Baseline:
     def _partition(self, world: World, queue: Int, nodes: Int, now: float) -> list[Admission]:
         free = world.free[nodes, GPU].copy()
         started: list[Admission] = []
-        for at, job in enumerate(queue.tolist()):
+        for job in queue.tolist():
             taken = self._fit(free, job)
             if taken is None:
                 if self._backfill:
-                    started += self._behind(world, queue[at:], nodes, free, now)
+                    started += self._behind(world, queue, started, nodes, free, now)
                 break
             started.append(self._take(free, taken, job, nodes))
         return started
 
-    def _behind(self, world: World, queue: Int, nodes: Int, free: Int, now: float) -> list[Admission]:
-        """Jobs behind the first of the queue that may start."""
-        head, behind = int(queue[0]), queue[1:]
-        start, spare = self._reserve(world, head, nodes, free)
+    def _behind(
+        self, world: World, queue: Int, begun: Sequence[Admission], nodes: Int, free: Int, now: float
+    ) -> list[Admission]:
+        """Jobs that may start behind the first that cannot. `begun`: those in front of it, which start now."""
+        head, behind = int(queue[len(begun)]), queue[len(begun) + 1 :]
+        releases = self._releases(world, nodes, queue[: len(begun)], begun, now)
+        start, spare = self._reserve(head, releases, free)
         short = now + self._limits(world, behind, now) <= start
         kinds = self._kind[behind]
         started: list[Admission] = []
@@ -90,37 +95,40 @@ class Baseline:
             at += 1
         return started
 
-    def _reserve(self, world: World, head: int, nodes: Int, free: Int) -> tuple[float, Int]:
+    def _reserve(self, head: int, releases: tuple[Seconds, Int, Int], free: Int) -> tuple[float, Int]:
         """When the head can start by the limits of what runs, and what is free then on each node beside it."""
-        ends, where, gpus = self._releases(world, nodes)
+        ends, where, gpus = releases
         moments = np.unique(ends[np.isfinite(ends)])
         low, high = 0, len(moments)
         while low < high:
             middle = (low + high) // 2
-            then = free + np.bincount(where, gpus * (ends <= moments[middle]), len(nodes)).astype(np.int64)
+            then = free + np.bincount(where, gpus * (ends <= moments[middle]), len(free)).astype(np.int64)
             low, high = (low, middle) if self._holds(then, head) else (middle + 1, high)
         if low == len(moments):
             return float("inf"), free  # Nothing is known to end: there is no moment to keep free.
-        then = free + np.bincount(where, gpus * (ends <= moments[low]), len(nodes)).astype(np.int64)
+        then = free + np.bincount(where, gpus * (ends <= moments[low]), len(free)).astype(np.int64)
         taken = self._fit(then, head)
         assert taken is not None, "a head that fits was not placed"
         return float(moments[low]), then - taken * self._workload.each[head]
 
-    def _releases(self, world: World, nodes: Int) -> tuple[Seconds, Int, Int]:
-        """For each worker that is there: its job's latest end, its node (index into `nodes`) and its GPUs."""
+    def _releases(
+        self, world: World, nodes: Int, starting: Int, begun: Sequence[Admission], now: float
+    ) -> tuple[Seconds, Int, Int]:
+        """For each worker that is there, or `begun` now: its job's latest end, its node (index into `nodes`) and its
+        GPUs."""
         place = np.full(len(world.free), -1, dtype=np.int64)
         place[nodes] = np.arange(len(nodes))
         running = world.jobs_in(State.RUNNING, State.LEAVING)
-        if not running.size:
+        placed = [*map(world.placed.__getitem__, running.tolist()), *(each.nodes for each in begun)]
+        if not placed:
             return np.empty(0), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-        placed = [world.placed[job] for job in running.tolist()]
-        counts = np.array([len(one) for one in placed])
         where = place[np.concatenate(placed)]
         done = self._workload.trace.duration[running] - world.left[running]
         stops = np.minimum(world.closes[running], world.asked[running]) + world.costs.grace
         bound = np.minimum(world.working[running] + self._workload.trace.limit[running] - done, stops)
-        ends = np.repeat(bound, counts)
-        gpus = np.repeat(self._workload.each[running], counts).astype(np.int64)
+        counts = np.array([len(one) for one in placed])
+        ends = np.repeat(np.concatenate([bound, now + self._limits(world, starting, now)]), counts)
+        gpus = np.repeat(self._workload.each[np.concatenate([running, starting])], counts).astype(np.int64)
         here = where >= 0
         return ends[here], where[here], gpus[here]
 

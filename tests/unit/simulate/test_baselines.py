@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,63 @@ def test_easy_counts_what_it_let_in_beside_the_reservation() -> None:
 def test_without_known_ends_there_is_no_moment_to_keep_free() -> None:
     jobs = ({"gpus": 8, "duration": 100}, HEAD, {"submit": 2, "gpus": 1, "duration": 200})
     assert starts(run(*jobs, backfill=True)) == [0, 202, 2]
+
+
+def test_easy_knows_the_limits_of_jobs_that_start_in_the_same_decision() -> None:
+    """The second cannot start before the first has ended, which starts with it in view; the third would delay it."""
+    first, third = {**FIRST, "submit": 0}, {"gpus": 8, "duration": 500, "limit": 500}
+    assert starts(run(first, {**HEAD, "submit": 0}, third, backfill=True)) == [0, 100, 150]
+
+
+@pytest.mark.parametrize("backfill", [False, True])
+def test_starts_are_those_of_a_naive_scheduler(backfill: bool) -> None:
+    """On one node, where nothing is fragmented, at many random traces."""
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        jobs: list[dict[str, Any]] = [
+            {
+                "submit": float(submit),
+                "gpus": int(rng.choice([1, 2, 4, 8])),
+                "duration": float(rng.choice([30, 60, 100, 1000])),
+                "limit": float(rng.choice([50, 100, 1000, np.inf])),
+                "priority": int(rng.choice([0, 0, 1])),
+            }
+            for submit in np.sort(rng.choice([0, 30, 60, 61, 500, 1000], size=rng.integers(2, 13)))
+        ]
+        work = workload(*jobs, nodes=1)
+        came = simulate(work, Baseline("baseline", work, backfill=backfill), interval=60.0)
+        assert came.world.first_start.tolist() == naive(jobs, backfill=backfill), seed
+
+
+def naive(jobs: Sequence[dict[str, Any]], *, backfill: bool) -> list[float]:
+    """When each starts on 8 GPUs, by the papers' words: every minute, from the beginning."""
+    start: dict[int, float] = {}
+    in_order = sorted(range(len(jobs)), key=lambda job: (-jobs[job]["priority"], job))
+    now = 0.0
+    while len(start) < len(jobs):
+        lasts = {job: min(jobs[job]["duration"], jobs[job]["limit"]) for job in start}
+        running = [job for job in start if start[job] + lasts[job] > now]
+        free = 8 - sum(jobs[job]["gpus"] for job in running)
+        waiting = [job for job in in_order if job not in start and jobs[job]["submit"] <= now]
+        while waiting and jobs[waiting[0]]["gpus"] <= free:
+            job = waiting.pop(0)
+            start[job] = now
+            free -= jobs[job]["gpus"]
+            running.append(job)
+        reserved, beside, then = np.inf, free, free
+        for job in sorted(running, key=lambda job: start[job] + jobs[job]["limit"]) if waiting else ():
+            then += jobs[job]["gpus"]
+            end = start[job] + jobs[job]["limit"]
+            if end < np.inf and end <= reserved and then >= jobs[waiting[0]]["gpus"]:
+                reserved, beside = end, then - jobs[waiting[0]]["gpus"]
+        for job in waiting[1:] if backfill else ():
+            gpus, in_time = jobs[job]["gpus"], now + jobs[job]["limit"] <= reserved
+            if gpus <= (free if in_time else min(free, beside)):
+                start[job] = now
+                free -= gpus
+                beside -= 0 if in_time else gpus
+        now += 60
+    return [start[job] for job in range(len(jobs))]
 
 
 def test_easy_keeps_the_room_of_who_is_asked_to_stop_for_the_first() -> None:
