@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import fields
 from pathlib import Path
 
@@ -229,6 +230,27 @@ def test_what_the_cluster_lacks_is_told_by_the_line_that_asks_for_it(
     path.write_text(f"submit,gpus,duration,queue,{columns}\n9,8,5,a,{empty}\n5,8,5,a,{values}\n")
     with pytest.raises(SimulationError, match=rf"trace\.csv, line 3: .*{told}"):
         assemble(cluster(), traces.read(path))
+
+
+def test_what_slurm_tells_becomes_a_trace_as_the_documents_say(tmp_path: Path) -> None:
+    """Its jobs of seconds and of days, with and without a limit; without GPUs, and never started, they are left out."""
+    documented = (Path(__file__).parents[3] / "docs" / "simulator.md").read_text()
+    program = documented.split("awk -F'|' '")[1].split("}' > trace.csv")[0] + "}"
+    told = (
+        "1767225600|7200|billing=64,cpu=64,gres/gpu:h100=16,gres/gpu=16,mem=1T,node=2|vision|ann|1440\n"
+        "1767225000|30|cpu=8,gres/gpu=8,node=1|speech|bob|UNLIMITED\n"
+        "1767225001|0|cpu=8,gres/gpu=8,node=1|speech|bob|60\n"
+        "1767225002|60|cpu=8,node=1|speech|bob|60\n"
+        "1767225003|0||speech|bob|60\n"
+    )
+    made = subprocess.run(["awk", "-F|", program], input=told, capture_output=True, text=True, check=True)
+    (tmp_path / "trace.csv").write_text(made.stdout)
+    read = traces.read(tmp_path / "trace.csv")
+    assert read.submit.tolist() == [1767225000, 1767225600]
+    assert (read.gpus.tolist(), read.duration.tolist()) == ([8, 16], [30, 7200])
+    assert read.limit.tolist() == [np.inf, 86_400]
+    assert [read.queues[queue] for queue in read.queue] == ["speech", "vision"]
+    assert read.users == ("ann", "bob")
 
 
 def test_a_trace_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
