@@ -143,7 +143,8 @@ class Cells:
         slices: list[tuple[str, int]] = []
         for part in self.text("slices").split("|") if self.text("slices") else ():
             inner, colon, digits = (word.strip() for word in part.partition(":"))
-            if inner not in LEVELS or not colon or not digits.isdecimal() or not 0 < int(digits) <= MOST_GPUS:
+            plain = digits.isascii() and digits.isdecimal() and len(digits) <= len(str(MOST_GPUS))
+            if inner not in LEVELS or not colon or not plain or not 0 < int(digits) <= MOST_GPUS:
                 self._fail(
                     "slices",
                     f"must be levels with GPUs like rack:32|host:8, with {' or '.join(LEVELS)}, not {part.strip()!r}",

@@ -146,6 +146,8 @@ def test_a_job_ends_at_its_limit(tmp_path: Path) -> None:
         ),
         ("submit,gpus,duration,queue,slices\n0,8,5,a,rak:8\n", "line 2: slices must be levels .*, not 'rak:8'"),
         ("submit,gpus,duration,queue,slices\n0,8,5,a,rack:0\n", "line 2: slices must be levels .*, not 'rack:0'"),
+        (f"submit,gpus,duration,queue,slices\n0,8,5,a,rack:{'8' * 5000}\n", "line 2: slices must be levels"),
+        ("submit,gpus,duration,queue,slices\n0,8,5,a,rack:\u0668\n", "line 2: slices must be levels"),
         (
             "submit,gpus,duration,queue,slices\n0,8,5,a,host:8|rack:4\n",
             "from wide to narrow: rack is not narrower than ho",
