@@ -3,11 +3,14 @@
 What a node has given away is a union, by pod UID, of every pod bound or pinned to it that has not ended (those being
 deleted included, until they are gone) and of every placed index whose pod isn't made yet, or has failed: the gang may
 start again there. So a placement holds its room from the moment it is written, whatever the watch has shown by then.
+The pods of one that is being taken down go one by one, and each leaves its room at once: what is still to come back is
+that of the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -104,7 +107,8 @@ def build(
     row = {name: index for index, name in enumerate(node.name for node in nodes)}
     column = {name: index for index, name in enumerate(resources)}
     allocatable = _allocatable(nodes, resources, column)
-    used, held, fixed = _used(pods, jobs, row, column)
+    used, held, fixed, living = _used(pods, jobs, row, column)
+    jobs = [_with_those_left(job, living.get(index, set())) for index, job in enumerate(jobs)]
     domains, domain_names = _domains(nodes, levels)
     filters, filter_index = filters_of(jobs)
     shares = queue_arrays(queues, flavours, resources)
@@ -171,9 +175,9 @@ def _allocatable(nodes: Sequence[NodeView], resources: Sequence[str], column: Ma
 
 def _used(
     pods: Iterable[PodView], jobs: Sequence[JobInput], row: Mapping[str, int], column: Mapping[str, int]
-) -> tuple[Int, Int, Int]:
-    """(N x R given away on nodes, J x R held by jobs, N x R of what is given away that never comes back). `row` and
-    `column` are of nodes and resources by name."""
+) -> tuple[Int, Int, Int, dict[int, set[int]]]:
+    """(N x R given away on nodes, J x R held by jobs, N x R of what is given away that never comes back; by job, the
+    indexes whose pods are there). `row` and `column` are of nodes and resources by name."""
     used = np.zeros((len(row), len(column)), dtype=np.int64)
     fixed = np.zeros_like(used)
     held = np.zeros((len(jobs), len(column)), dtype=np.int64)
@@ -181,7 +185,7 @@ def _used(
     bases = {index: job.base for index, job in enumerate(jobs) if job.base}
     vectors: dict[tuple[tuple[str, int], ...], Int] = {}
     attempts = {index: dict(job.attempts) for index, job in enumerate(jobs) if job.attempts}
-    made: dict[int, set[int]] = {}
+    made, living = dict[int, set[int]](), dict[int, set[int]]()
     seen: set[str] = set()
     for pod in pods:
         job, worker = job_row.get(pod.owner_uid) if pod.owner_uid else None, pod.index
@@ -193,11 +197,14 @@ def _used(
         replaced = job is not None and (
             pod.attempt < attempts.get(job, {}).get(worker, 0) if present else bool(jobs[job].placed)
         )
-        if job is not None and present and not replaced and pod.phase != FAILED and _in_place(jobs[job], worker, pod):
+        there = job is not None and present and not replaced and _in_place(jobs[job], worker, pod)
+        if job is not None and there and pod.phase != FAILED:
             made.setdefault(job, set()).add(worker)
         if pod.phase in TERMINAL or pod.uid in seen:
             continue
         seen.add(pod.uid)
+        if job is not None and there:
+            living.setdefault(job, set()).add(worker)
         amounts = vectors.get(pod.requests)
         if amounts is None:
             amounts = vectors[pod.requests] = vector(pod.requests, column)
@@ -212,7 +219,14 @@ def _used(
             _reserve(index, job_input, made.get(index, set()), row, column, used, held)
         elif job_input.promised and not job_input.holding:
             held[index] = vector(tuple(job_input.request.items()), column) * len(job_input.promised)
-    return used, held, fixed
+    return used, held, fixed, living
+
+
+def _with_those_left(job: JobInput, living: set[int]) -> JobInput:
+    """One that is being taken down, without the nodes that its pods have left, or that it kept spare."""
+    if not job.placed or job.reserving or len(living) == len(job.placed):
+        return job
+    return replace(job, placed=tuple([node if at in living else "" for at, node in enumerate(job.placed)]))
 
 
 def _in_place(job: JobInput, worker: int, pod: PodView) -> bool:

@@ -167,6 +167,8 @@ def beside_their_bases(jobs: Jobs, allowed: Mask, domains: Index) -> tuple[Jobs,
         if jobs.modes[base] != TopologyMode.REQUIRED or jobs.levels[base] == NONE:
             continue
         nodes = jobs.runs.nodes_of(base)
+        if (nodes == NONE).all():
+            nodes = jobs.runs.promised_to(base)  # its pods are gone, and it goes on there
         there = domains[nodes[nodes != NONE], jobs.levels[base]]
         inside = domains[:, jobs.levels[base]] == (there[0] if len(there) else NONE)
         filters[row] = len(allowed) + len(more)

@@ -273,29 +273,40 @@ def test_a_promise_waits_for_its_base() -> None:
     assert [each.uid for each in decided.waiting] == ["job"], "it is one job to whoever looks"
 
 
-def test_pods_hold_the_quota_of_their_part() -> None:
-    def pod(index: int, on: str) -> PodView:
-        labels = {"muster.dev/job": "j", "muster.dev/generation": "1", "muster.dev/index": str(index)}
-        owner = {"kind": "TrainingJob", "uid": "job", "controller": True}
-        limits = {"requests": {GPUS: "8"}, "limits": {GPUS: "8"}}
-        return PodView.from_raw(
-            {
-                "metadata": {
-                    "name": f"j-{index}",
-                    "namespace": "ns",
-                    "uid": f"u{index}",
-                    "labels": {**labels, "muster.dev/attempt": "0"},
-                    "ownerReferences": [owner],
-                },
-                "spec": {"nodeName": on, "containers": [{"name": "trainer", "resources": limits}]},
-                "status": {"phase": "Running"},
-            }
-        )
+def pod(index: int, on: str) -> PodView:
+    """Of worker `index` of the gang `job`."""
+    labels = {"muster.dev/job": "j", "muster.dev/generation": "1", "muster.dev/index": str(index)}
+    owner = {"kind": "TrainingJob", "uid": "job", "controller": True}
+    limits = {"requests": {GPUS: "8"}, "limits": {GPUS: "8"}}
+    return PodView.from_raw(
+        {
+            "metadata": {
+                "name": f"j-{index}",
+                "namespace": "ns",
+                "uid": f"u{index}",
+                "labels": {**labels, "muster.dev/attempt": "0"},
+                "ownerReferences": [owner],
+            },
+            "spec": {"nodeName": on, "containers": [{"name": "trainer", "resources": limits}]},
+            "status": {"phase": "Running"},
+        }
+    )
 
+
+def test_pods_hold_the_quota_of_their_part() -> None:
     job = replace(running(based(), "r-d0", "r-d1", "r-s0"), reserving=False)
     shot = world(fleet(2, 2), [job], pods=[pod(0, "r-d0"), pod(2, "r-s0")])
     gpus = shot.resources.index(GPUS)
     assert shot.jobs.held[:, gpus].tolist() == [8, 8]
+
+
+def test_a_gang_keeps_what_it_is_promised_beyond_its_base_when_the_pods_of_that_are_gone_first() -> None:
+    """One domain has to hold it, and the base tells which."""
+    job = running(based(mode=TopologyMode.REQUIRED, level="rack"), "r-d0", "r-d1", "r-s0", "r-s1")
+    job = replace(job, reserving=False, promised=("r-d0", "r-d1", "r-s0"), promised_base=2)
+    job = replace(job, run=replace(job.run, leaving=True, beneficiary="job"))
+    decided = plan(world(fleet(2, 2), [job], pods=[pod(3, "r-s1")]))
+    assert (decided.reduced, decided.replacements, decided.broken) == ((), (), ())
 
 
 def test_a_gang_with_workers_beyond_its_base_is_one_job_of_its_queue() -> None:

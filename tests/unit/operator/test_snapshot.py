@@ -174,6 +174,22 @@ def test_a_placement_being_taken_down_holds_what_its_pods_hold() -> None:
     assert held(shot, "j") == 1
 
 
+@pytest.mark.parametrize("workers", [2, 1], ids=["pod", "spare"])
+def test_room_that_a_pod_of_a_gang_that_stops_has_left_does_not_come_back_once_more(workers: int) -> None:
+    """Pods go one by one, and what is kept spare has none."""
+    of_one = {"gpus": 1}
+    nodes = [node("a", **of_one), *(node(name, product="NVIDIA-A100-SXM4-80GB", **of_one) for name in "bc")]
+    old = job("old", placed=("b", "a"), workers=workers, generation=1, holding=True, reserving=False)
+    old = replace(old, run=RunInput(leaving=True, grace=60.0), terms=TermsInput(spares=2 - workers))
+    low = job("low", placed=("c",), workers=1, generation=1, holding=True)
+    wants = {"workers": 1, "priority": 1, "node_filter": NodeFilter(gpu_type="H100")}
+    waiting = [job("x", submitted=1.0, **wants), job("y", submitted=2.0, **wants)]
+    pods = [pod("old-0", bound="b", owner="old", index=0), pod("low-0", bound="c", owner="low", index=0)]
+    made = plan(snapshot(nodes, pods, [old, low, *waiting]))
+    assert [each.uid for each in made.admissions] == ["x"]
+    assert made.promises == (), "x is there"
+
+
 def test_an_ended_worker_of_a_living_gang_frees_its_node_but_not_its_quota() -> None:
     placed = job(placed=("a", "b"), generation=1, holding=True)
     pods = [pod("p0", bound="a", owner="j", index=0, phase="Succeeded"), pod("p1", bound="b", owner="j", index=1)]
