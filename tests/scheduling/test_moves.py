@@ -414,6 +414,9 @@ def test_a_gang_without_gpus_is_on_the_choice_whose_filter_its_nodes_pass() -> N
     assert [world.nodes.names[node] for node in move.nodes] == ["kept-0", "kept-1"]
     assert move.flavour == 0
     assert not promoted(replace(world, eligible=world.eligible[::-1])), "it is on its first choice"
+    full = np.maximum(world.queues.nominal * 0, world.jobs.held[0])
+    limited = replace(world, queues=replace(world.queues, nominal=full, borrowing=full * 0))
+    assert promoted(limited), "it needs no more quota than it has"
 
 
 def rearranged(world: Snapshot, *, wait: float = 10_000.0, pace: Pace | None = None) -> Rearrangement | None:

@@ -72,8 +72,10 @@ def _move(snapshot: Snapshot, tree: Tree, room: OpenRoom, ledger: Ledger, row: i
     if there < workers:
         return None
     queue, own, need = int(jobs.queues[row]), int(jobs.flavours[row]), need_of(snapshot, row, workers)
-    if own == choice.flavour != 0 or ledger.shortage(queue, choice.flavour, need) is not None:
+    if own == choice.flavour != 0:
         return None
+    if own != choice.flavour and ledger.shortage(queue, choice.flavour, need) is not None:
+        return None  # without accelerators it takes its quota along
     gang = gang_of(snapshot, row, workers - jobs.terms.shapes[row].spares)
     places = locate(tree, slots, prefix_sums(slots), gang, whole=np.zeros(len(slots), np.bool_), spared=None)
     if places is None:
