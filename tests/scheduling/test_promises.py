@@ -191,6 +191,13 @@ def test_promised_quota_is_nobody_elses() -> None:
     assert (other.reason, other.blocker) == (WaitReason.BEHIND_OTHERS, "head")
 
 
+def test_quota_of_a_promise_that_breaks_is_told_as_its_jobs_and_not_as_used() -> None:
+    outcome = planned([IDLE], HEAD, Job("other"), queues=(Queue(gpus=16),))
+    assert outcome.plan.broken == ("head",)
+    other = outcome.waiting["other"]
+    assert (other.reason, other.blocker) == (WaitReason.BEHIND_OTHERS, "head"), other.message
+
+
 @pytest.mark.parametrize("ending", [True, False])
 def test_two_promises_on_one_node_are_kept_one_after_the_other(ending: bool) -> None:
     first = Job("first", on=("busy",), gpus=4, reserved=True, submitted=1)

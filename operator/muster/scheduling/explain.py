@@ -156,8 +156,8 @@ class Words:
         holders = Holders(round_.snapshot, round_.used.circles)
         self._reasons = Reasons(round_.snapshot, round_.tree, round_.room, round_.kinds.workers, holders)
         self._charged_first: dict[tuple[int, int], int] = {}
-        flavours = round_.snapshot.jobs.flavours
-        for job, flavour in (*((job, int(flavours[job])) for job in round_.kept.waiting), *round_.reserved_quota):
+        flavours, promised = round_.snapshot.jobs.flavours, (*round_.kept.waiting, *round_.kept.left)
+        for job, flavour in (*((job, int(flavours[job])) for job in promised), *round_.reserved_quota):
             self._charged_first.setdefault((round_.used.circle(round_.queue_of[job]), flavour), job)
         self._by_kind: dict[tuple[int, Fate, int, int], tuple[Why, str]] = {}
         self._by_quota: dict[tuple[int, int, int, bool], tuple[Why, str]] = {}

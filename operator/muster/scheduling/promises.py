@@ -39,6 +39,7 @@ class Kept:
         admissions: of those that can start now.
         waiting: rows of those whose victims are not gone yet, first in rank first.
         broken: uids.
+        left: rows of those among them for whom what is left is still kept, first in rank first.
         free: N x R, of the snapshot, less everything that is promised, and what is left of the promises that break in
             this plan; may be negative where victims still run.
     """
@@ -46,6 +47,7 @@ class Kept:
     admissions: tuple[Admission, ...]
     waiting: tuple[int, ...]
     broken: tuple[str, ...]
+    left: tuple[int, ...]
     free: Int
 
 
@@ -58,7 +60,7 @@ def keep_promises(snapshot: Snapshot, used: Ledger, promised: Ledger) -> Kept:
     """
     reserved = reserved_by_rank(snapshot)
     if not reserved and not snapshot.jobs.runs.leaving.any():
-        return Kept((), (), (), snapshot.nodes.free)
+        return Kept((), (), (), (), snapshot.nodes.free)
     _count_off_leavers(snapshot, promised)
     firm = _Firm(snapshot, promised)
     kept, broken = list[int](), list[int]()
@@ -83,19 +85,23 @@ def keep_promises(snapshot: Snapshot, used: Ledger, promised: Ledger) -> Kept:
             admissions.append(Admission(snapshot.jobs.uids[job], nodes.copy(), flavour, yields))
         else:
             waiting.append(job)
-    _keep_for_those_who_wait_on(snapshot, broken, promised, free)
-    return Kept(tuple(admissions), tuple(waiting), tuple(snapshot.jobs.uids[job] for job in broken), free)
+    left = _keep_for_those_who_wait_on(snapshot, broken, promised, free)
+    uids = tuple(snapshot.jobs.uids[job] for job in broken)
+    return Kept(tuple(admissions), tuple(waiting), uids, tuple(left), free)
 
 
-def _keep_for_those_who_wait_on(snapshot: Snapshot, broken: list[int], promised: Ledger, free: Int) -> None:
+def _keep_for_those_who_wait_on(snapshot: Snapshot, broken: list[int], promised: Ledger, free: Int) -> list[int]:
     """Nobody gets what is left of a promise in the plan that breaks it, while its job may start elsewhere: it has its
-    turn in the next plan."""
+    turn in the next plan. Returns the rows of those for whom it is kept."""
+    kept = []
     for job in broken:
         queue, flavour, need = _holding(snapshot, job)
         if queue == NONE or _is_closed(snapshot, job) or promised.shortage(queue, flavour, need) is not None:
             continue
         promised.charge(queue, flavour, need)
         _take(snapshot, free, job, snapshot.jobs.runs.nodes_of(job))
+        kept.append(job)
+    return kept
 
 
 class _Firm:
