@@ -201,8 +201,8 @@ class Reference:
     def _reserve_if_it_may(self, job: int, charge: Callable[[], None]) -> None:
         flavour = int(self.jobs.flavours[job])
         full = sum(self.jobs.flavours[head.job] == flavour for head in self.heads) == DEFAULT.heads
-        if not full and (age(self.world, job) >= AGE_STEPS or not self._would_be_lent(job)):
-            self._reserve(job)
+        may = not full and (age(self.world, job) >= AGE_STEPS or not self._would_be_lent(job))
+        if may and self._reserve(job):
             charge()
 
     # Owners before borrowers
@@ -556,11 +556,9 @@ class Reference:
 
     # Heads
 
-    def _reserve(self, job: int) -> None:
-        """Quota is charged as if it ran, and room is kept on every node that it could ever use."""
-        self._count(self.promised, job, self._whole(job))
-        self._count_firm(job)
-        self.reserved_in.setdefault(self._pool(job), job)
+    def _reserve(self, job: int) -> bool:
+        """Quota is charged as if it ran, and room is kept on every node that it could ever use. False: its window is
+        shut by then."""
         self.ahead = self.ahead or [list(each) for each in self.free]
         start, counts = self._earliest(job, self.ahead, self.likely_end)
         latest, _ = self._earliest(job, self.ahead, self.sure_end)
@@ -568,12 +566,18 @@ class Reference:
         basis, places = Basis.UNKNOWN, list[int]()
         if start < FOREVER:
             places = place(self.world, job, counts, empty, self.size[job])
-            self._take(self.ahead, job, places)
             basis = Basis.LIMITS if start >= latest else Basis.PROGRESS
         for head in sorted(self.heads, key=lambda head: head.start):
             passes = bool(self.jobs.terms.preemptible[job]) and self._gets_enough_done(job, start, head.start)
             if start < head.start and not passes and self.both_could_use(job, head.job):
                 start, basis = head.start, basis if head.basis is Basis.LIMITS else head.basis
+        if self.jobs.terms.closes[job] <= start < FOREVER:
+            return False
+        self._count(self.promised, job, self._whole(job))
+        self._count_firm(job)
+        self.reserved_in.setdefault(self._pool(job), job)
+        if places:
+            self._take(self.ahead, job, places)
         able = [site for site in reach(self.world, job) if sum(empty[node] for node in site) >= self.size[job]]
         nodes = [node for node, count in enumerate(places) if count]
         smallest, free = [self._smallest_end(job, site) for site in able], [list(each) for each in self.free]
@@ -585,6 +589,7 @@ class Reference:
                 self.kept_for.append((worker, node, empty[node]))
                 for resource, amount in asks(self.world, job).items():
                     self.kept[node][resource] += amount * empty[node]
+        return True
 
     def _earliest(self, job: int, free: Free, end: Callable[[int], float]) -> tuple[float, Counts]:
         """The first moment at which the gang fits when all others end as told, and the slots then."""

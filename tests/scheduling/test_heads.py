@@ -186,6 +186,20 @@ def test_nobody_waits_for_a_head_that_only_seems_to_start_now(firm: bool) -> Non
         assert list(outcome.admitted) == ["third"]
 
 
+@pytest.mark.parametrize("closes", [GRACE + 100.0, GRACE + 101.0])
+@pytest.mark.parametrize("alike", [False, True], ids=["alone", "before one without a window"])
+def test_nothing_is_kept_for_a_job_whose_window_is_shut_when_it_could_start(closes: float, alike: bool) -> None:
+    """What cannot give back the room beside it takes that, unless another like it waits for as long as it takes."""
+    others = [Job("other", workers=2, submitted=1.0)] if alike else []
+    jobs = [Job("night", workers=2), *others, Job("stays", submitted=2.0)]
+    base = world(rack(0, 2), [Run(Job("runs"), ("rack-0-host-0",), bound=100.0)], jobs)
+    terms = base.jobs.terms
+    terms.closes[base.jobs.uids.index("night")] = NOW + closes
+    terms.preemptible[base.jobs.uids.index("stays")] = False
+    shut = closes == GRACE + 100.0
+    assert [each.uid for each in plan(base).admissions] == (["stays"] if shut and not alike else [])
+
+
 def carried_out(before: Snapshot, made: Plan) -> Snapshot:
     """The next snapshot: who starts has nodes, and nothing else happened."""
     runs, started = before.jobs.runs, {each.uid: each.nodes for each in made.admissions}

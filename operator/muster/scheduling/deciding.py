@@ -157,10 +157,11 @@ class Deciding:
         if self.heads.may_pass(verdict.job, yielding) and self.preempting.clear_in_passing(verdict, passed):
             return self._cleared(verdict)
         gang = round_.kinds.gang(kind, verdict.choice, it.sizes[-1])
+        if self.heads.reserve(verdict.job, gang, flavour, yielding) is None:
+            return verdict
         round_.reserve_quota(verdict.job, verdict.choice, round_.kinds.need(kind, verdict.choice, gang.size))
         self.starting.owners.became_head(verdict.job)
         self.order.charged(verdict.job, gang.total, flavour)
-        self.heads.reserve(verdict.job, gang, flavour, yielding)
         return verdict
 
     def _may_reserve(self, job: int, choice: int) -> bool:

@@ -130,16 +130,13 @@ class Heads:
         """(queue, flavour) of all: whoever borrows there from now on yields, or the heads would be those who borrow."""
         return self._queues
 
-    def reserve(self, job: int, gang: Gang, flavour: int, yielding: Sequence[int] = ()) -> Head:
-        """Keep time and place for a job that fits nowhere now.
+    def reserve(self, job: int, gang: Gang, flavour: int, yielding: Sequence[int] = ()) -> Head | None:
+        """Keep time and place for a job that fits nowhere now; None: its window is expected to be shut by then.
 
         Args:
             yielding: rows of jobs that go as soon as it could start with what they hold, and may have it.
         """
         round_ = self._round
-        self._count[flavour] = self._count.get(flavour, 0) + 1
-        self._jobs.add(job)
-        self._queues.add((round_.queue_of[job], flavour))
         worker = round_.kinds.workers[gang.worker]
         if self._reserved is None:
             self._reserved = np.zeros_like(round_.room.free)
@@ -150,12 +147,17 @@ class Heads:
             otherwise = reservation
             reservation = self._when_others_yield(gang, worker, left, yielding, otherwise)
             wait = float(round_.snapshot.jobs.runs.grace[yielding].max()) if reservation is not otherwise else 0.0
+        where = self._where(gang)
+        reservation = self._behind(job, gang, where, reservation, wait)
+        if round_.snapshot.jobs.terms.closes[job] <= reservation.start < FOREVER:
+            return None
+        self._count[flavour] = self._count.get(flavour, 0) + 1
+        self._jobs.add(job)
+        self._queues.add((round_.queue_of[job], flavour))
         if reservation.taken is not None:
             places = np.flatnonzero(reservation.taken)
             for resource, amount in worker.asks:
                 self._reserved[resource, places] += reservation.taken[places] * amount
-        where = self._where(gang)
-        reservation = self._behind(job, gang, where, reservation, wait)
         timeline, room = self.timeline.frozen(), round_.room.frozen()
         watch = partial(guard, timeline, round_.tree, room, gang, worker, reservation)
         fresh = round_.split_spare().keep(gang.worker, where)

@@ -14,7 +14,8 @@ Then jobs are taken one after the other, in the order of `muster.scheduling.orde
 4. left waiting for room. The first few of each flavour are *heads*: they hold a reserved time and place, their quota is
    charged as if they ran, and room is kept for them (`muster.scheduling.heads`). One whose quota others would lend
    becomes a head only when it has waited for as long as age counts: until then nobody's quota stands idle for it. What
-   those behind it have borrowed does not count: they yield (`muster.scheduling.letin`).
+   those behind it have borrowed does not count: they yield (`muster.scheduling.letin`). Nor does one whose window is
+   shut at the time that it would reserve.
 
 Before a job borrows, the owners have their turn who would take it back (`muster.scheduling.owners`). Where one of these
 would pass another, it has its own after all others (`muster.scheduling.deciding`).
@@ -126,6 +127,7 @@ def _start_in_order(round_: Round, heads: Heads, starting: Starting, *, everybod
     verdicts: list[Verdict] = []
     # Where the shortest come first, one that is shorter may ask whom the others may not.
     work = np.where(by_length(round_.snapshot), works(round_.snapshot), 0.0).tolist()
+    closes: list[float] = round_.snapshot.jobs.terms.closes.tolist()  # who may start for longer may be a head
     known: dict[int, Verdict] = {}
     state = round_.state
     for job in deciding.order:
@@ -134,7 +136,7 @@ def _start_in_order(round_: Round, heads: Heads, starting: Starting, *, everybod
             verdict = deciding.count(job)
         elif verdict is None:
             same = known.get(alike[job])
-            if same is not None and work[job] >= work[same.job]:
+            if same is not None and work[job] >= work[same.job] and closes[job] <= closes[same.job]:
                 verdict = Verdict(job, same.fate, same.choice)
             else:
                 verdict = deciding.decide(job)
