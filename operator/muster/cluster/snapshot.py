@@ -3,8 +3,8 @@
 What a node has given away is a union, by pod UID, of every pod bound or pinned to it that has not ended (those being
 deleted included, until they are gone) and of every placed index whose pod isn't made yet, or has failed: the gang may
 start again there. So a placement holds its room from the moment it is written, whatever the watch has shown by then.
-The pods of one that is being taken down go one by one, and each leaves its room at once: what is still to come back is
-that of the others.
+A worker that has ended well holds none, nor does one of a gang that is being taken down whose pod is gone: such room is
+free already, and does not come back with the others'.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def build(
     row = {name: index for index, name in enumerate(node.name for node in nodes)}
     column = {name: index for index, name in enumerate(resources)}
     allocatable = _allocatable(nodes, resources, column)
-    used, held, fixed, living = _used(pods, jobs, row, column)
-    jobs = [_with_those_left(job, living.get(index, set())) for index, job in enumerate(jobs)]
+    used, held, fixed, ended = _used(pods, jobs, row, column)
+    jobs = [_without(job, ended[index]) if ended.get(index) else job for index, job in enumerate(jobs)]
     domains, domain_names = _domains(nodes, levels)
     filters, filter_index = filters_of(jobs)
     shares = queue_arrays(queues, flavours, resources)
@@ -177,7 +177,7 @@ def _used(
     pods: Iterable[PodView], jobs: Sequence[JobInput], row: Mapping[str, int], column: Mapping[str, int]
 ) -> tuple[Int, Int, Int, dict[int, set[int]]]:
     """(N x R given away on nodes, J x R held by jobs, N x R of what is given away that never comes back; by job, the
-    indexes whose pods are there). `row` and `column` are of nodes and resources by name."""
+    placed indexes that hold nothing). `row` and `column` are of nodes and resources by name."""
     used = np.zeros((len(row), len(column)), dtype=np.int64)
     fixed = np.zeros_like(used)
     held = np.zeros((len(jobs), len(column)), dtype=np.int64)
@@ -185,7 +185,7 @@ def _used(
     bases = {index: job.base for index, job in enumerate(jobs) if job.base}
     vectors: dict[tuple[tuple[str, int], ...], Int] = {}
     attempts = {index: dict(job.attempts) for index, job in enumerate(jobs) if job.attempts}
-    made, living = dict[int, set[int]](), dict[int, set[int]]()
+    made, ended, left = dict[int, set[int]](), dict[int, set[int]](), dict[int, set[int]]()
     seen: set[str] = set()
     for pod in pods:
         job, worker = job_row.get(pod.owner_uid) if pod.owner_uid else None, pod.index
@@ -201,10 +201,12 @@ def _used(
         if job is not None and there and pod.phase != FAILED:
             made.setdefault(job, set()).add(worker)
         if pod.phase in TERMINAL or pod.uid in seen:
+            if job is not None and there and pod.phase in TERMINAL and pod.phase != FAILED:
+                ended.setdefault(job, set()).add(worker)
             continue
         seen.add(pod.uid)
-        if job is not None and there:
-            living.setdefault(job, set()).add(worker)
+        if job is not None and there and not jobs[job].reserving:
+            left.setdefault(job, set()).add(worker)
         amounts = vectors.get(pod.requests)
         if amounts is None:
             amounts = vectors[pod.requests] = vector(pod.requests, column)
@@ -215,18 +217,18 @@ def _used(
         if job is not None and not replaced:
             held[job] += amounts
     for index, job_input in enumerate(jobs):
+        if job_input.placed and not job_input.reserving:
+            ended[index] = set(range(len(job_input.placed))) - left.get(index, set())
         if job_input.placed and job_input.reserving:
             _reserve(index, job_input, made.get(index, set()), row, column, used, held)
         elif job_input.promised and not job_input.holding:
             held[index] = vector(tuple(job_input.request.items()), column) * len(job_input.promised)
-    return used, held, fixed, living
+    return used, held, fixed, ended
 
 
-def _with_those_left(job: JobInput, living: set[int]) -> JobInput:
-    """One that is being taken down, without the nodes that its pods have left, or that it kept spare."""
-    if not job.placed or job.reserving or len(living) == len(job.placed):
-        return job
-    return replace(job, placed=tuple([node if at in living else "" for at, node in enumerate(job.placed)]))
+def _without(job: JobInput, gone: set[int]) -> JobInput:
+    """The job as if the nodes of these workers and spares were not there."""
+    return replace(job, placed=tuple(["" if at in gone else node for at, node in enumerate(job.placed)]))
 
 
 def _in_place(job: JobInput, worker: int, pod: PodView) -> bool:

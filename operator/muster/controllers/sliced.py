@@ -39,19 +39,22 @@ def by_queue(snapshot: Snapshot, holding: Int) -> Mapping[int, Mapping[Kind, int
 
 
 def _of_job(snapshot: Snapshot, job: int, columns: list[int]) -> Counter[Kind]:
-    """What is held where the gang has no nodes any more, its pods not being gone yet, is of a GPU that nobody knows."""
+    """What is held where the gang has no nodes any more, its pods not being gone yet, is of a GPU that nobody knows.
+    What a worker holds that has ended, or whose node is gone, is as the others'."""
     jobs = snapshot.jobs
     nodes = jobs.runs.nodes_of(job)
     kinds, workers = np.unique(snapshot.nodes.flavours[nodes[nodes != NONE]], return_counts=True)
     found: Counter[Kind] = Counter()
     for column in columns:
+        last = "", ""
         left, each = int(jobs.held[job, column]), int(jobs.requests[job, column])
         for kind, count in zip(kinds.tolist(), workers.tolist(), strict=True):
             of, _, capacity = (snapshot.flavours[kind] if kind != NONE else "").partition("/")
             here = min(left, each * count)
             left -= here
+            last = of, capacity
             _add(found, slices.sliced(snapshot.resources[column], of), capacity, here)
-        _add(found, slices.sliced(snapshot.resources[column], ""), "", left)
+        _add(found, slices.sliced(snapshot.resources[column], last[0]), last[1], left)
     return found
 
 

@@ -307,8 +307,8 @@ class Runs:
 
     Attributes:
         first: J + 1; job j's workers are on `placed[first[j]:first[j + 1]]`. Empty for PENDING jobs.
-        placed: index of the node of each worker, in order of rank; NONE where the node is gone, and of one that is
-            leaving where its pod is.
+        placed: index of the node of each worker, in order of rank; NONE where the node is gone, and where the worker
+            has ended, or has left while the others are still to leave.
         leaving: its placement is being ended already: its room comes back, and it is nobody's victim.
         started: when it was placed; 0 for jobs without a placement.
         saved: when its last checkpoint was committed; `started` before the first.

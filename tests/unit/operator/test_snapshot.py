@@ -198,6 +198,18 @@ def test_an_ended_worker_of_a_living_gang_frees_its_node_but_not_its_quota() -> 
     assert held(shot, "j") == 2
 
 
+def test_nobody_is_stopped_for_room_that_a_worker_which_has_ended_had() -> None:
+    """Another has it by now."""
+    nodes = [node("a", gpus=1), node("b", product="NVIDIA-A100-SXM4-80GB", gpus=1)]
+    ends = job("ends", placed=("a", "b"), generation=1, holding=True)
+    runs = job("runs", placed=("a",), workers=1, generation=1, holding=True, priority=5)
+    waits = job("waits", workers=1, priority=1, node_filter=NodeFilter(gpu_type="H100"))
+    pods = [pod("ends-0", bound="a", owner="ends", index=0, phase="Succeeded")]
+    pods += [pod("ends-1", bound="b", owner="ends", index=1), pod("runs-0", bound="a", owner="runs", index=0)]
+    made = plan(snapshot(nodes, pods, [ends, runs, waits]))
+    assert (made.evictions, made.promises) == ((), ())
+
+
 @pytest.mark.parametrize("made", [False, True])
 @pytest.mark.parametrize("old", ["gone", "Running", "Failed"])
 def test_a_replaced_worker_holds_its_new_room_at_any_moment_and_its_quota_once(old: str, made: bool) -> None:
