@@ -43,7 +43,7 @@ from muster_protocol.checkpoints.retention import (
     plan,
     unknown_metric,
 )
-from muster_protocol.checkpoints.store import Store
+from muster_protocol.checkpoints.store import NOTHING, Store
 from muster_protocol.checkpoints.tensors import tensors_of
 from muster_protocol.checkpoints.verify import damage_at
 from muster_protocol.errors import CorruptCheckpointError
@@ -94,7 +94,7 @@ def list_(
 ) -> None:
     """List the committed checkpoints, newest first, and what keeps each.
 
-    Where no run is, name those below.
+    Where no run is, name those below; where nothing is at all, end with 2.
 
     \b
       muster checkpoint ls s3://models/llama-8b
@@ -104,6 +104,9 @@ def list_(
         inventory = take(store, unfinished=everything)
         _warn_of(inventory)
         rows = tables.listing(inventory, time.time(), everything=everything)
+        if not rows and store.level("") == NOTHING:
+            near = misspelt(parse_uri(uri), endpoint)
+            fail(f"nothing lies at {store.uri}{f'; did you mean {near}?' if near else ''}")
         if output is Output.JSON:
             print_json(rows)
         elif rows or inventory.folders or inventory.latest is not None:
@@ -113,9 +116,7 @@ def list_(
                     note(f"none of these has a metric {name}; {there_are(name, known)}")
             tables.print_listing(inventory, rows, metric or ())
         else:
-            runs, everywhere = runs_below(store)
-            near = "" if runs else misspelt(parse_uri(uri), endpoint)
-            tables.print_runs(inventory.uri, runs, everywhere, near)
+            tables.print_runs(inventory.uri, *runs_below(store))
 
 
 @app.command()

@@ -106,14 +106,12 @@ def print_listing(inventory: Inventory, rows: Sequence[Row], metrics: Sequence[s
     _print(("STEP", "CLAIM", "SAVED", "SIZE", "RANKS", *map(str.upper, metrics), "KEPT BY"), cells)
 
 
-def print_runs(uri: str, runs: Sequence[str], everything: bool, near: str) -> None:
-    """`runs` are the prefixes below `uri` that hold one; `everything`: there are no others; `near`: the uri of one that
-    `uri` may be a misspelling of, or ""."""
-    hint = f"; did you mean {near}?" if near else ""
+def print_runs(uri: str, runs: Sequence[str], everything: bool) -> None:
+    """`runs` are the prefixes below `uri` that hold one; `everything`: there are no others."""
     if not runs and everything:
-        typer.echo(f"{uri} has no checkpoints{hint}")
+        typer.echo(f"{uri} has no checkpoints")
         return
-    below = "the runs below it:" if runs else f"no run was found below it{hint}"
+    below = "the runs below it:" if runs else "no run was found below it"
     typer.echo(f"{uri} has no checkpoints of its own; {below}")
     for run in runs:
         typer.echo(f"  {uri}/{run}")

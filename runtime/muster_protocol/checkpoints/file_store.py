@@ -173,6 +173,7 @@ class FileWriter:
         self._crc32, self._size = 0, 0
         self._file: IO[bytes] | None = None
         with _explained(path):
+            self._made = [folder for folder in path.parents if not folder.exists()]
             self._file = self._open()
 
     def _open(self) -> IO[bytes]:
@@ -211,6 +212,8 @@ class FileWriter:
                 self._file.close()
         with contextlib.suppress(OSError):  # who aborts tells why; what is left counts as unfinished
             self._temporary.unlink(missing_ok=True)
+            for folder in self._made:  # or who looks for what failed would find a folder of nothing
+                folder.rmdir()
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:

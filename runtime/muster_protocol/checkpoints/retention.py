@@ -69,15 +69,13 @@ class Retention:
 
 @dataclass(frozen=True)
 class Removal:
-    """One folder that may go. `manifest` is its key, or ""; `bytes` is what it holds."""
+    """One folder that may go. `manifest` is its key, or ""; `bytes` is what a listing says of it: a committed
+    checkpoint's shards, and of anything else all that lies there."""
 
     folder: Folder
     manifest: str
     why: str
-
-    @property
-    def bytes(self) -> int:
-        return self.folder.bytes
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ def plan(inventory: Inventory, retention: Retention, now: float, patience: float
         return Plan(0)
     reasons = kept_by(inventory, retention, now)
     removals = [
-        Removal(inventory.folders[checkpoint.prefix], checkpoint.key, "no rule keeps it")
+        Removal(inventory.folders[checkpoint.prefix], checkpoint.key, "no rule keeps it", checkpoint.bytes)
         for checkpoint in inventory.committed
         if not reasons[checkpoint.key]
     ]
@@ -230,11 +228,11 @@ def _orphans(inventory: Inventory, now: float, patience: float) -> list[Removal]
     found = []
     for folder in inventory.orphans:
         if folder.tombstones and not folder.manifest:
-            found.append(Removal(folder, "", "half deleted"))
+            found.append(Removal(folder, "", "half deleted", folder.bytes))
         elif folder.manifest and not inventory.complete:
             continue  # a link of the chain is lost: it may have been committed
         elif _is_over(folder.epoch, inventory.latest) and folder.modified + patience < now:
-            found.append(Removal(folder, folder.manifest, "never committed"))
+            found.append(Removal(folder, folder.manifest, "never committed", folder.bytes))
     return found
 
 

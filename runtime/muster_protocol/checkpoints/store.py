@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from muster_protocol.errors import StorageError
 from muster_protocol.manifest import ShardFile
@@ -48,6 +48,9 @@ class Level:
     keys: list[str]
     folders: list[str]
     whole: bool = True
+
+
+NOTHING: Final = Level([], [])
 
 
 class ShardWriter(Protocol):

@@ -416,7 +416,7 @@ def _delete_ancestors(patch: pytest.MonkeyPatch) -> None:
 
 def _delete_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
     def all_orphans(inventory: Inventory, *_: float) -> list[Removal]:
-        return [Removal(folder, folder.manifest, "not committed") for folder in inventory.orphans]
+        return [Removal(folder, folder.manifest, "not committed", folder.bytes) for folder in inventory.orphans]
 
     patch.setattr(retention, "_orphans", all_orphans)
 

@@ -230,10 +230,11 @@ def test_the_list_of_a_place_above_runs_names_them(made: MadeRun, uri: str, monk
     ]
     assert json.loads(muster("ls", f"{uri}/team", "-o", "json")) == []
     assert muster("ls", f"{uri}/team/data") == f"{uri}/team/data has no checkpoints\n"
-    assert muster("ls", f"{uri}/team/tunde") == (
-        f"{uri}/team/tunde has no checkpoints; did you mean {uri}/team/tuned?\n"
-    )
-    assert muster("ls", f"{uri}/team/dtaa") == f"{uri}/team/dtaa has no checkpoints\n", "what is near is no run"
+    for output in ("table", "json"):  # a misspelt uri in somebody's script is no empty list
+        told = muster("ls", f"{uri}/team/tunde", "-o", output, code=2)
+        assert told == f"muster: nothing lies at {uri}/team/tunde; did you mean {uri}/team/tuned?\n"
+    told = muster("ls", f"{uri}/team/dtaa", code=2)
+    assert told == f"muster: nothing lies at {uri}/team/dtaa\n", "what is near is no run"
     monkeypatch.setattr("muster_protocol.checkpoints.inventory.FOLDERS_LOOKED_INTO", 1)
     assert "not all folders were looked into" in muster("ls", f"{uri}/team")
 
@@ -307,7 +308,8 @@ def test_prune_says_what_would_go_and_does_it_with_yes(made: MadeRun, uri: str) 
     rules = ("--last", "1", "--every", "2", "--best", "loss:max")
     before = [item.key for item in made.store.objects("")]
     dry = json.loads(muster("prune", uri, *rules, "--price", "1000000", "-o", "json"))
-    assert [each["step"] for each in dry["remove"]] == [3]
+    sizes = {row["step"]: row["bytes"] for row in json.loads(muster("ls", uri, "-o", "json"))}
+    assert {each["step"]: each["bytes"] for each in dry["remove"]} == {3: sizes[3]}
     assert dry["dollarsPerMonth"] == pytest.approx(dry["bytes"] / 1e9 * 1e6, abs=1e-4)
     assert "Nothing was deleted" in muster("prune", uri, *rules)
     assert [item.key for item in made.store.objects("")] == before
@@ -489,6 +491,18 @@ def test_a_damaged_checkpoint_is_not_copied(made: MadeRun, uri: str) -> None:
     assert "are not those that were saved" in muster("cp", uri, f"{uri}-copy", code=2)
     assert "has no checkpoints yet" in muster("ls", f"{uri}-copy")
     muster("cp", f"{uri}@5", f"{uri}-copy")
+
+
+def test_a_damaged_checkpoint_is_not_exported_and_no_empty_folder_is_left(
+    made: MadeRun, uri: str, tmp_path: Path
+) -> None:
+    for key in shards(made.store, 6):
+        made.store.put(key, b"\0" * 24)
+    (tmp_path / "mine").mkdir()
+    for folder in ("new/model", "mine"):
+        assert "are not those that were saved" in muster("export", uri, str(tmp_path / folder), code=2)
+    assert [path.name for path in tmp_path.iterdir() if path.name != "run"] == ["mine"]
+    assert list((tmp_path / "mine").iterdir()) == []
 
 
 def test_differences(made: MadeRun, uri: str) -> None:
