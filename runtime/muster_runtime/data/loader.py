@@ -183,6 +183,8 @@ class Loader:
 
     def next_epoch(self) -> None:
         self.epoch, self.position = self.epoch + 1, 0
+        if self._plan is None:
+            set_epoch(self._source.batch_sampler, self.epoch)  # its length, which a save tells, may be another in each
 
     def batches(self, epoch: int, start: int) -> Iterator[Any]:
         """This rank's batches of `epoch` from number `start` on."""
@@ -261,7 +263,7 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """ValueError when the data or the batch has changed in a way that makes the cursor meaningless."""
         if self._plan is None:
-            set_epoch(self._source.batch_sampler, state["epoch"])  # its length may be another in each
+            set_epoch(self._source.batch_sampler, state["epoch"])
         samples, batch = self._sizes()
         if (state["samples"], state["global_batch"]) != (samples, batch):
             raise ValueError(

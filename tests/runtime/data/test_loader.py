@@ -331,6 +331,18 @@ def test_epochs_of_other_lengths_go_on_in_their_middle() -> None:
     assert [batch[0].tolist() for batch in second.batches(second.epoch, second.position)] == [[2], [3]]
 
 
+def test_epochs_of_other_lengths_go_on_between_two_of_them() -> None:
+    first = wrap(DataLoader(Noisy(), batch_sampler=Growing()))
+    batches = first.endless()
+    for _ in range(3):
+        next(batches)
+        first.move_on()
+    first.next_epoch()
+    second = wrap(DataLoader(Noisy(), batch_sampler=Growing()))
+    second.load_state_dict(first.state_dict())
+    assert [batch[0].tolist() for batch in second.batches(second.epoch, second.position)] == [[0], [1], [2], [3]]
+
+
 def test_a_batch_of_the_users_that_can_not_be_shared() -> None:
     batches = BatchSampler(RandomSampler(range(48)), 5, drop_last=True)
     told = r"made a batch of 5 samples, which 2 data-parallel ranks can't share equally.* \(here.py:1\)"
