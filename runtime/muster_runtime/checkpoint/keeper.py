@@ -91,7 +91,7 @@ class Keeper:
         self._recount = False
         self._best_told = False
         self._told_refused = False
-        self._fallback = ExitStack()  # rank 0's hold on what it fell back on, until a commit makes it LATEST's parent
+        self._fallback = ExitStack()  # rank 0's hold on what it goes on from, until a commit of its own takes its place
         self.uri = store.uri
         self.latest = Latest(epoch=0, owner="", nonce="")
 
@@ -171,8 +171,8 @@ class Keeper:
         if not self.latest.manifest:
             return None
         with ExitStack() as hold:
-            if self._gang.leads:
-                hold.enter_context(held(self._store, "", f"a restore by {self._job or self._owner}", self._warn))
+            who = f"a restore by {self._job or self._owner}"
+            self._gang.on_leader(lambda: hold.enter_context(held(self._store, "", who, self._warn)))
             found = self._restore(prepare)
             if found.key != self.latest.manifest:
                 self._fallback.close()  # of a restore before, since which nothing was committed
@@ -218,6 +218,13 @@ class Keeper:
         finally:
             if moving is not self._transfers:
                 moving.close()
+
+    def hold_until_commit(self, hold: ExitStack) -> None:
+        """Rank 0's `hold` on what the gang has started from, to be closed when it has a checkpoint of its own.
+
+        Beside the training then: it is in another run's store, which may be away.
+        """
+        self._fallback.callback(in_background, hold.close, or_now=True)
 
     def _load(self, reader: Reader, found: Found, prepare: Restore) -> None:
         reader.read(self._gang.each(lambda: prepare(found, reader)))

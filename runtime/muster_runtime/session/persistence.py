@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.holds import held
 from muster_protocol.checkpoints.inventory import find_start
 from muster_protocol.checkpoints.store import Store
@@ -29,7 +30,7 @@ from muster_runtime.checkpoint.saver import Saver, Word
 from muster_runtime.checkpoint.store import open_store
 from muster_runtime.checkpoint.tier import Tier
 from muster_runtime.checkpoint.tree import TensorTable
-from muster_runtime.errors import StartError, StateError, StorageError, TornSaveError
+from muster_runtime.errors import CorruptCheckpointError, StartError, StateError, StorageError, TornSaveError
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.session import rng
 from muster_runtime.session.attempts import Attempt, Restored, RunState, rng_name
@@ -146,26 +147,46 @@ class Persistence:
         models_only = self._settings.start_load == "model"
         wanted = [tracked for tracked in objects if not models_only or isinstance(tracked.thing, nn.Module)]
         store = open_store(str(uri))
+        hold = ExitStack()  # rank 0's, by a store of its own: that of the restore has memory to give back
         try:
-            found = self._gang.on_leader(lambda: find_start(store, step))
+            found = self._gang.on_leader(lambda: self._held_start(str(uri), step, hold))
             attempt = Attempt(wanted, self._gang, self._settings.world_size, some=models_only)
-            with ExitStack() as stack:
-                if self._gang.leads:
-                    who = f"the start of {self._settings.job or 'a run'}"
-                    stack.enter_context(held(store, found.key, who, self._warn))
-                self._keeper.load(store, found, attempt.prepare)
+            self._keeper.load(store, found, attempt.prepare)
             restored = attempt.finish(found, finished=False)
+            if self._gang.leads:
+                self._keeper.hold_until_commit(hold.pop_all())
         except StartError:
             raise
         except StateError as error:  # the run's own uri is another one already
             another = f"let checkpoint.from name another checkpoint than {uri}@{found.manifest.step}"
             raise StateError(str(error).replace(ANOTHER_RUN, another)) from None
         finally:
+            hold.close()
             store.close()
         if attempt.lacking:
             names = ", ".join(repr(name) for name in attempt.lacking)
             self._warn(f"the checkpoint at {uri} has no {names}: left as the script made it")
         return None if models_only else restored
+
+    def _held_start(self, uri: str, step: int | None, hold: ExitStack) -> Found:
+        """The checkpoint to start from, which no prune takes away until `hold` is closed.
+
+        The run that it is of may go on meanwhile: where a prune was quicker, it is looked for once more, and what has
+        become the newest by then is taken.
+        """
+        store = open_store(uri)
+        hold.callback(store.close)
+        who, missed = f"the start of {self._settings.job or 'a run'}", ""
+        while True:
+            found = find_start(store, step)
+            try:
+                hold.enter_context(held(store, found.key, who, self._warn))
+            except CorruptCheckpointError:
+                if found.key == missed:
+                    raise
+                missed = found.key
+            else:
+                return found
 
     # ------------------------------------------------------------------ saving
 

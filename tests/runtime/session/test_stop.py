@@ -245,6 +245,57 @@ def test_a_warm_start_counts_only_without_a_checkpoint_of_its_own(
     assert f"began at {3 if load == 'all' else None}" in third.check().output
 
 
+PRUNES = """
+import os, time
+from pathlib import Path
+from muster_protocol.checkpoints.inventory import take
+from muster_protocol.checkpoints.prune import carry_out
+from muster_protocol.checkpoints.retention import Retention, plan
+from muster_runtime.checkpoint.store import open_store
+
+def prune():
+    store = open_store(os.environ["SOURCE"])
+    outcome = carry_out(store, plan(take(store), Retention(last=1), time.time()), time.time)
+    print("removed", [each.folder.step for each in outcome.removed])
+
+def let_go():
+    until = time.monotonic() + 20
+    while len(list(Path(os.environ["SOURCE"][7:], "holds").iterdir())) > 1 and time.monotonic() < until:
+        time.sleep(0.02)
+    assert time.monotonic() < until, "of two starts one has died with its hold"
+"""
+PRUNED = """
+    if session.is_leader and step in (2, 4): prune()
+    if session.is_leader and step == 5: let_go()
+    if os.environ.get("DIES") == str(step): os._exit(9)
+"""
+
+
+def test_a_prune_takes_a_start_away_only_when_the_run_has_a_checkpoint_of_its_own(tmp_path: Path) -> None:
+    source = environment(tmp_path / "source", MUSTER_CHECKPOINT_EVERY_STEPS="1", **BLOCKING)
+    run_gang(script(tmp_path / "source", STEPS), tmp_path / "source", 2, source).check()
+    path = script(tmp_path / "new", STEPS + PRUNED)
+    path.write_text(PRUNES + path.read_text())
+    uri = source["MUSTER_CHECKPOINT_URI"]
+    start = {"SOURCE": uri, "MUSTER_CHECKPOINT_FROM": f"{uri}@2", "MUSTER_CHECKPOINT_EVERY_STEPS": "4"}
+    new = environment(tmp_path / "new", **start, **BLOCKING)
+    died = run_gang(path, tmp_path / "new", 2, {**new, "DIES": "3"}, kill_peers=True)
+    assert "removed [3, 1]" in died.output, "and not step 2, where it begins again"
+    ended = run_gang(path, tmp_path / "new", 2, new).check()
+    assert "ended after step 6 began at 2" in ended.output
+
+
+def test_a_start_that_a_prune_is_deleting_is_told_by_every_rank(tmp_path: Path) -> None:
+    source = environment(tmp_path / "source", MUSTER_CHECKPOINT_EVERY_STEPS="3")
+    run_gang(script(tmp_path / "source", STEPS), tmp_path / "source", 2, source).check()
+    (folder,) = (tmp_path / "source/run/step-00000003").iterdir()
+    (folder / "TOMBSTONE-0").touch()
+    start = {"MUSTER_CHECKPOINT_FROM": f"{source['MUSTER_CHECKPOINT_URI']}@3"}
+    result = run_gang(script(tmp_path / "new", STEPS), tmp_path / "new", 2, environment(tmp_path / "new", **start))
+    assert [output.count("CorruptCheckpointError: ") for output in result.outputs] == [1, 1], result.output
+    assert "manifest.json is being deleted by a prune" in result.output
+
+
 def test_a_warm_start_takes_the_models_that_are_there(tmp_path: Path) -> None:
     """A script may track more than what is imported, or than the run before had: an average, a teacher."""
     shown = STEPS + "print('weight', model.weight.tolist())\n"
