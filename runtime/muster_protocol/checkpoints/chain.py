@@ -1,25 +1,29 @@
 """Finding what to restore: the committed checkpoint, then its parents.
 
 A manifest that merely lies in the store proves nothing: its commit may have failed. Committed is what `LATEST` names,
-and what a committed manifest names.
+what a committed manifest names, and what a tag or a record in `kept/` names: both are written for committed checkpoints
+alone.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from muster_protocol import manifest as manifests
-from muster_protocol.checkpoints.holds import tombstones
-from muster_protocol.checkpoints.store import Store
+from muster_protocol.checkpoints.holds import read_holds, tombstones
+from muster_protocol.checkpoints.store import Item, Store
 from muster_protocol.errors import CorruptCheckpointError
-from muster_protocol.manifest import Latest, Manifest
+from muster_protocol.manifest import KEPT_PREFIX, MANIFEST_NAME, Hold, Latest, Manifest, step_prefix
 
 _FOLDER: Final = re.compile(r"^step-(\d{8,})/(\d+)-(\d+)/")
 """As `step_prefix` writes it: a run below this one may well be named step-5."""
+_RECORD: Final = re.compile(rf"^{KEPT_PREFIX}(\d+)-(\d+)-(\d+)-([0-9a-f]{{64}})$")
+Link = tuple[str, str]
+"""A manifest's key and the hex SHA-256 of its bytes."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +69,19 @@ def found_in(content: bytes | None, uri: str, key: str, sha256: str) -> Found:
 
 
 def candidates(store: Store, latest: Latest) -> Iterator[Found | Damaged]:
-    """What may be restored, newest first: the committed checkpoint and those that were committed before it.
+    """What may be restored: the committed checkpoint and those that were committed before it, newest first; then what
+    only tags and records lead to, newest first as well.
 
     Where a parent is gone (retention deletes them) or damaged, the chain goes on at the last that is kept for ever.
     """
     seen: set[str] = set()
-    links = [(latest.manifest, latest.sha256), (latest.parent, latest.parent_sha256)]
+    yield from _along(store, [(latest.manifest, latest.sha256), (latest.parent, latest.parent_sha256)], seen)
+    for link in named(read_holds(store), recorded(store.objects(KEPT_PREFIX)).values()):
+        yield from _along(store, [link], seen)
+
+
+def _along(store: Store, links: list[Link], seen: set[str]) -> Iterator[Found | Damaged]:
+    """A chain from where its `links` lead, but for what was `seen`."""
     while links:
         key, sha256 = links.pop(0)
         if not key or key in seen:
@@ -84,6 +95,27 @@ def candidates(store: Store, latest: Latest) -> Iterator[Found | Damaged]:
         yield found
         record = found.manifest
         links = [(record.parent, record.parent_sha256), (record.milestone, record.milestone_sha256)]
+
+
+def named(holds: Iterable[Hold], records: Iterable[Link]) -> list[Link]:
+    """What tags and records name, newest first."""
+    tagged = ((hold.manifest, hold.sha256) for hold in holds if hold.sha256)
+    return sorted((*tagged, *records), key=_by_age, reverse=True)
+
+
+def _by_age(link: Link) -> tuple[int, int, int]:
+    step, epoch, attempt = folder_of(link[0]) or (0, 0, 0)
+    return epoch, step, attempt
+
+
+def recorded(items: Iterable[Item]) -> dict[str, Link]:
+    """What each record names, by the record's key. `items` lie in `kept/`."""
+    found = {}
+    for item in items:
+        match = _RECORD.match(item.key)
+        if match:
+            found[item.key] = (step_prefix(*(int(number) for number in match.groups()[:3])) + MANIFEST_NAME, match[4])
+    return found
 
 
 def restorable(store: Store, latest: Latest) -> Iterator[Found | Damaged]:
@@ -100,7 +132,7 @@ def manifest_keys(store: Store) -> list[str]:
     keyed = []
     for item in store.objects("step-"):
         folder = folder_of(item.key)
-        if folder and item.key.endswith("/" + manifests.MANIFEST_NAME):
+        if folder and item.key.endswith("/" + MANIFEST_NAME):
             step, epoch, attempt = folder
             keyed.append(((epoch, step, attempt), item.key))
     return [key for _, key in sorted(keyed, reverse=True)]

@@ -1,17 +1,15 @@
 """What lies under a run's uri: its committed checkpoints, and everything else.
 
-Committed is what LATEST names, what a committed manifest names, and what a tag or a record in `kept/` names: both are
-written for committed checkpoints alone.
+What is committed is told in `muster_protocol.checkpoints.chain`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from muster_protocol.checkpoints.chain import Damaged, Found, folder_of, read_manifest
+from muster_protocol.checkpoints.chain import Damaged, Found, Link, folder_of, named, read_manifest, recorded
 from muster_protocol.checkpoints.commit import read_latest
 from muster_protocol.checkpoints.holds import read_holds
 from muster_protocol.checkpoints.store import Item, Store, StreamingStore, Unfinished
@@ -20,10 +18,7 @@ from muster_protocol.manifest import KEPT_PREFIX, LATEST_KEY, MANIFEST_NAME, TOM
 from muster_protocol.spelling import nearest
 from muster_protocol.storage_errors import Kind
 
-_RECORD: Final = re.compile(rf"^{KEPT_PREFIX}(\d+)-(\d+)-(\d+)-([0-9a-f]{{64}})$")
 FOLDERS_LOOKED_INTO: Final = 200
-Link = tuple[str, str]
-"""A manifest's key and the hex SHA-256 of its bytes."""
 
 
 @dataclass(frozen=True)
@@ -146,14 +141,13 @@ def take(
     found = read_latest(store)  # before the listing: what it names is there then, or was deleted
     latest = found.latest if found else None
     holds = read_holds(store)
-    kept = _recorded(store.objects(KEPT_PREFIX))
+    kept = recorded(store.objects(KEPT_PREFIX))
     folders = _folders(store.objects("step-"))
     present = {folder.manifest for folder in folders.values()}
     links: list[Link] = []
     if latest is not None:
         links = [(latest.manifest, latest.sha256), (latest.parent, latest.parent_sha256)]
-    named = [(hold.manifest, hold.sha256) for hold in holds if hold.sha256] + list(kept.values())
-    links += sorted(named, key=_newest_last, reverse=True)
+    links += named(holds, kept.values())
     gap = False
     committed: dict[str, Checkpoint] = {}
     damaged: dict[str, Damaged] = {}
@@ -203,11 +197,6 @@ def _unfinished(store: Store) -> tuple[tuple[Unfinished, ...], str]:
         if why is None:
             raise
         return (), f"uploads that nobody ended can't be listed, so they stay{why}: {error}"
-
-
-def _newest_last(link: Link) -> tuple[int, int, int]:
-    step, epoch, attempt = folder_of(link[0]) or (0, 0, 0)
-    return epoch, step, attempt
 
 
 def summary(found: Found) -> Checkpoint:
@@ -294,16 +283,6 @@ def find_start(store: Store, step: int | None) -> Found:
 def record_key(checkpoint: Checkpoint) -> str:
     """Key of the record that a checkpoint was committed. The key says it all, so that a listing tells of every one."""
     return f"{KEPT_PREFIX}{checkpoint.step:08d}-{checkpoint.epoch}-{checkpoint.attempt}-{checkpoint.sha256}"
-
-
-def _recorded(items: list[Item]) -> dict[str, Link]:
-    """What each record names, by the record's key."""
-    found = {}
-    for item in items:
-        match = _RECORD.match(item.key)
-        if match:
-            found[item.key] = (step_prefix(*(int(number) for number in match.groups()[:3])) + MANIFEST_NAME, match[4])
-    return found
 
 
 def _folders(items: list[Item]) -> dict[str, Folder]:

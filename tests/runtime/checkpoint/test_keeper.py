@@ -211,6 +211,23 @@ def test_a_damaged_manifest_is_not_believed_and_an_older_one_is_found(store: Sto
     assert "not the manifest that was committed" in again.warnings[0]
 
 
+def test_where_the_chain_is_broken_twice_the_newest_that_is_tagged_is_taken(store: Store) -> None:
+    """Only the damaged parent named those before it; a tag proves as much."""
+    run = Run(store)
+    for step in (5, 6, 7, 8, 9):
+        run.save(step)
+    for step in (5, 6):
+        found = find_start(store, step)
+        tag(store, found.key, found.sha256, f"good-{step}", "a test")
+    store.put(find_start(store, 8).key, b"{}")
+    damage(store, shard_keys(store, 9)[0])
+    again = Run(store)
+    assert again.restore() == 6
+    assert len(again.warnings) == 2
+    again.save(10)
+    assert find_start(again.store, None).manifest.parent.startswith("step-00000006/")
+
+
 def test_a_run_that_falls_back_again_lets_go_of_both_holds(store: Store) -> None:
     first = Run(store)
     first.save(5)
