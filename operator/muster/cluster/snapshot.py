@@ -185,7 +185,7 @@ def _used(
     bases = {index: job.base for index, job in enumerate(jobs) if job.base}
     vectors: dict[tuple[tuple[str, int], ...], Int] = {}
     attempts = {index: dict(job.attempts) for index, job in enumerate(jobs) if job.attempts}
-    made, ended, left = dict[int, set[int]](), dict[int, set[int]](), dict[int, set[int]]()
+    made, living, ended = dict[int, set[int]](), dict[int, set[int]](), dict[int, set[int]]()
     seen: set[str] = set()
     for pod in pods:
         job, worker = job_row.get(pod.owner_uid) if pod.owner_uid else None, pod.index
@@ -197,16 +197,17 @@ def _used(
         replaced = job is not None and (
             pod.attempt < attempts.get(job, {}).get(worker, 0) if present else bool(jobs[job].placed)
         )
-        there = job is not None and present and not replaced and _in_place(jobs[job], worker, pod)
-        if job is not None and there and pod.phase != FAILED:
-            made.setdefault(job, set()).add(worker)
+        in_place = job is not None and present and not replaced and _in_place(jobs[job], worker, pod)
+        of = job if in_place else None  # whose placed index it is
+        if of is not None and pod.phase != FAILED:
+            made.setdefault(of, set()).add(worker)
+            if pod.phase in TERMINAL:
+                ended.setdefault(of, set()).add(worker)
         if pod.phase in TERMINAL or pod.uid in seen:
-            if job is not None and there and pod.phase in TERMINAL and pod.phase != FAILED:
-                ended.setdefault(job, set()).add(worker)
             continue
         seen.add(pod.uid)
-        if job is not None and there and not jobs[job].reserving:
-            left.setdefault(job, set()).add(worker)
+        if of is not None and not jobs[of].reserving:
+            living.setdefault(of, set()).add(worker)
         amounts = vectors.get(pod.requests)
         if amounts is None:
             amounts = vectors[pod.requests] = vector(pod.requests, column)
@@ -217,11 +218,12 @@ def _used(
         if job is not None and not replaced:
             held[job] += amounts
     for index, job_input in enumerate(jobs):
-        if job_input.placed and not job_input.reserving:
-            ended[index] = set(range(len(job_input.placed))) - left.get(index, set())
         if job_input.placed and job_input.reserving:
             _reserve(index, job_input, made.get(index, set()), row, column, used, held)
-        elif job_input.promised and not job_input.holding:
+            continue
+        if job_input.placed:
+            ended[index] = set(range(len(job_input.placed))) - living.get(index, set())
+        if job_input.promised and not job_input.holding:
             held[index] = vector(tuple(job_input.request.items()), column) * len(job_input.promised)
     return used, held, fixed, ended
 

@@ -75,7 +75,7 @@ def candidates(store: Store, latest: Latest) -> Iterator[Found | Damaged]:
     Where a parent is gone (retention deletes them) or damaged, the chain goes on at the last that is kept for ever.
     """
     seen: set[str] = set()
-    yield from _along(store, [(latest.manifest, latest.sha256), (latest.parent, latest.parent_sha256)], seen)
+    yield from _along(store, newest_links(latest), seen)
     for link in named(read_holds(store), recorded(store.objects(KEPT_PREFIX)).values()):
         yield from _along(store, [link], seen)
 
@@ -93,8 +93,17 @@ def _along(store: Store, links: list[Link], seen: set[str]) -> Iterator[Found | 
             yield Damaged(key, str(error))
             continue
         yield found
-        record = found.manifest
-        links = [(record.parent, record.parent_sha256), (record.milestone, record.milestone_sha256)]
+        links = links_of(found.manifest)
+
+
+def newest_links(latest: Latest) -> list[Link]:
+    """The committed checkpoint and the one before it; a key is "" where there is none."""
+    return [(latest.manifest, latest.sha256), (latest.parent, latest.parent_sha256)]
+
+
+def links_of(record: Manifest) -> list[Link]:
+    """What was committed before a checkpoint: its parent, and the last that is kept for ever; "" as above."""
+    return [(record.parent, record.parent_sha256), (record.milestone, record.milestone_sha256)]
 
 
 def named(holds: Iterable[Hold], records: Iterable[Link]) -> list[Link]:
@@ -125,14 +134,3 @@ def restorable(store: Store, latest: Latest) -> Iterator[Found | Damaged]:
             yield Damaged(found.key, f"{store.uri}/{found.key} is being deleted by a prune")
         else:
             yield found
-
-
-def manifest_keys(store: Store) -> list[str]:
-    """Keys of all manifests, the newest (by epoch, then step, then attempt) first."""
-    keyed = []
-    for item in store.objects("step-"):
-        folder = folder_of(item.key)
-        if folder and item.key.endswith("/" + MANIFEST_NAME):
-            step, epoch, attempt = folder
-            keyed.append(((epoch, step, attempt), item.key))
-    return [key for _, key in sorted(keyed, reverse=True)]

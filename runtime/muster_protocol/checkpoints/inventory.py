@@ -9,7 +9,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from muster_protocol.checkpoints.chain import Damaged, Found, Link, folder_of, named, read_manifest, recorded
+from muster_protocol.checkpoints.chain import (
+    Damaged,
+    Found,
+    Link,
+    folder_of,
+    links_of,
+    named,
+    newest_links,
+    read_manifest,
+    recorded,
+)
 from muster_protocol.checkpoints.commit import read_latest
 from muster_protocol.checkpoints.holds import read_holds
 from muster_protocol.checkpoints.store import Item, Store, StreamingStore, Unfinished
@@ -144,10 +154,7 @@ def take(
     kept = recorded(store.objects(KEPT_PREFIX))
     folders = _folders(store.objects("step-"))
     present = {folder.manifest for folder in folders.values()}
-    links: list[Link] = []
-    if latest is not None:
-        links = [(latest.manifest, latest.sha256), (latest.parent, latest.parent_sha256)]
-    links += named(holds, kept.values())
+    links = [*(newest_links(latest) if latest is not None else ()), *named(holds, kept.values())]
     gap = False
     committed: dict[str, Checkpoint] = {}
     damaged: dict[str, Damaged] = {}
@@ -201,7 +208,6 @@ def _unfinished(store: Store) -> tuple[tuple[Unfinished, ...], str]:
 
 def summary(found: Found) -> Checkpoint:
     record = found.manifest
-    links = ((record.parent, record.parent_sha256), (record.milestone, record.milestone_sha256))
     return Checkpoint(
         found.key,
         found.sha256,
@@ -214,7 +220,7 @@ def summary(found: Found) -> Checkpoint:
         record.job,
         record.metrics,
         record.measured,
-        tuple(link for link in links if link[0]),
+        tuple(link for link in links_of(record) if link[0]),
     )
 
 

@@ -68,10 +68,6 @@ _SIGNALS: Final = frozenset(int(one) for one in signal.Signals)
 _FROM_OUTSIDE: Final = frozenset({signal.SIGKILL, signal.SIGTERM})
 """Python says nothing when it ends by these: a traceback is of an exception that the script has lived through."""
 LEFT_EARLY: Final = "had ended well before: all ranks have to make the same number of steps, so see why it made less"
-LEFT_ALONE: Final = (
-    "{left} ended with exit code 0 before it had joined, and rank {waits} waits for it in muster.start(): every rank "
-    "has to call that and to train, so see why it left"
-)
 ONE_LEFT: Final = "one rank ended well before the others"
 """By which that is known again: what the others say of a lost connection is not the same twice."""
 LOST_EACH_OTHER: Final = "no rank failed by itself: the network between them did, or one of them hangs"
@@ -161,7 +157,10 @@ _FOUND: Final = frozenset({Cause.HANG.value, Cause.USER.value})
 
 def left_alone(index: int, waits: int, left: str, incarnation: int) -> Ended:
     """Rank `waits`, of pod `index`, waits for all to join, and `left` has ended."""
-    message = LEFT_ALONE.format(left=left, waits=waits)
+    message = (
+        f"{left} ended with exit code 0 before it had joined, and rank {waits} waits for it in muster.start(): every "
+        "rank has to call that and to train, so see why it left"
+    )
     user = Cause.USER.value
     return Ended(index, exits.EXIT_USER, user, message, waits, incarnation=incarnation, signature=ONE_LEFT)
 

@@ -18,7 +18,7 @@ from proxy import NoUploadsListed
 
 from muster_protocol import manifest, pieces
 from muster_protocol.checkpoints import inventory
-from muster_protocol.checkpoints.chain import Found, manifest_keys
+from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.commit import claim_epoch
 from muster_protocol.checkpoints.holds import read_holds, tag
 from muster_protocol.checkpoints.inventory import find_start, take
@@ -373,7 +373,7 @@ def uncommitted(store: Store, step: int, monkeypatch: pytest.MonkeyPatch) -> Non
         patch.setattr(saver, "commit", refuse)
         with pytest.raises(StorageError):
             run.save(step)
-    assert any(f"step-{step:08d}/" in key for key in manifest_keys(store))
+    assert any(folder.step == step and folder.manifest for folder in take(store).folders.values())
 
 
 def test_a_checkpoint_that_was_never_committed_is_not_restored(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
