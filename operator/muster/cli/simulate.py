@@ -63,6 +63,8 @@ def run(
     else:
         typer.echo(str(workload.trace))
         print_table(Console(markup=False, highlight=False), side_by_side(rows))
+        if rounded := rounded_told(workload):
+            typer.echo(rounded, err=True)
         for outcome in outcomes:
             for told in (never_told(outcome), missed_told(outcome)):
                 if told:
@@ -70,6 +72,19 @@ def run(
     if plots is not None:
         for path in draw(outcomes, plots):
             typer.echo(str(path), err=True)
+
+
+def rounded_told(workload: Workload) -> str:
+    """Which jobs have more GPUs than their lines say, for the sake of equal workers; "" for none."""
+    rounded = np.flatnonzero(workload.workers * workload.each > workload.trace.gpus)
+    if not rounded.size:
+        return ""
+    first = int(rounded[0])
+    size = f"{counted(int(workload.workers[first]), 'worker')} of {counted(int(workload.each[first]), 'GPU')}"
+    return (
+        f"workers have equal sizes, so {counted(len(rounded), 'job')} took more GPUs than the trace says: "
+        f"the first, {_described(workload, first)}, had {size}"
+    )
 
 
 def missed_told(outcome: Outcome) -> str:

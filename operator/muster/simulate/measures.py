@@ -33,19 +33,22 @@ from muster.simulate.world import State
 BOUND = 60.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Figures:
-    """One policy on one trace. Seconds unless said otherwise; shares from 0 to 1."""
+    """One policy on one trace. Seconds unless said otherwise; shares from 0 to 1.
+
+    Means and percentiles over jobs are of those that ended, and None where none did.
+    """
 
     policy: str
     jobs: int
     never: int
-    mean_completion: float
-    mean_wait: float
-    median_wait: float
-    p90_wait: float
-    p99_wait: float
-    mean_slowdown: float
+    mean_completion: float | None = None
+    mean_wait: float | None = None
+    median_wait: float | None = None
+    p90_wait: float | None = None
+    p99_wait: float | None = None
+    mean_slowdown: float | None = None
     fairness: float
     even_speeds: float
     utilisation: float
@@ -95,7 +98,7 @@ def measure(outcome: Outcome) -> Figures:
     completion = (world.ended - trace.submit)[ended]
     wait = world.queued[ended]
     slow, by_user = slowdown(outcome)[ended], users(outcome)
-    percentiles = np.percentile(wait, [50, 90, 99]) if wait.size else np.zeros(3)
+    median, most, nearly_all = np.percentile(wait, [50, 90, 99]).tolist() if wait.size else (None, None, None)
     used, useful, there = _gpu_seconds(outcome)
     all_used, kept = _totals(outcome)
     lost = max(0.0, all_used - kept)  # sums of both are rounded
@@ -105,9 +108,9 @@ def measure(outcome: Outcome) -> Figures:
         never=int((~ended).sum()),
         mean_completion=_mean(completion),
         mean_wait=_mean(wait),
-        median_wait=float(percentiles[0]),
-        p90_wait=float(percentiles[1]),
-        p99_wait=float(percentiles[2]),
+        median_wait=median,
+        p90_wait=most,
+        p99_wait=nearly_all,
         mean_slowdown=_mean(slow),
         fairness=jain(by_user.slowdown),
         even_speeds=jain(by_user.speed),
@@ -167,8 +170,10 @@ def _windows(outcome: Outcome) -> dict[str, Any]:
     if world.workload.window is None:
         return {}
     ended = np.isfinite(world.ended) & (world.workload.window != NONE)
-    waits = _mean((world.queued - world.shut)[ended]) if ended.any() else None
-    return {"mean_wait_in_windows": waits, "window_stops": int(world.window_stops.sum())}
+    return {
+        "mean_wait_in_windows": _mean((world.queued - world.shut)[ended]),
+        "window_stops": int(world.window_stops.sum()),
+    }
 
 
 def slowdown(outcome: Outcome) -> Seconds:
@@ -195,8 +200,8 @@ def jain(shares: Seconds) -> float:
     return float(shares.sum()) ** 2 / squares if squares else 1.0
 
 
-def _mean(values: Seconds) -> float:
-    return float(values.mean()) if values.size else 0.0
+def _mean(values: Seconds) -> float | None:
+    return float(values.mean()) if values.size else None
 
 
 def _gpu_seconds(outcome: Outcome) -> tuple[float, float, float]:

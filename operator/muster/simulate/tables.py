@@ -48,12 +48,11 @@ def _durations(of: Callable[[Figures], float | None]) -> Show:
     return show
 
 
-def _means(of: Callable[[Figures], float]) -> Show:
+def _means(of: Callable[[Figures], float | None]) -> Show:
     """Durations, marked where they leave jobs out: those that never ended."""
 
     def show(rows: Sequence[Figures]) -> list[str]:
-        told = _durations(lambda row: of(row) if row.jobs > row.never else None)(rows)
-        return [_marked(row, text) for row, text in zip(rows, told, strict=True)]
+        return [_marked(row, text) for row, text in zip(rows, _durations(of)(rows), strict=True)]
 
     return show
 
@@ -78,7 +77,7 @@ COLUMNS: Final[tuple[tuple[str, Show], ...]] = (
     ("mean wait", _means(lambda row: row.mean_wait)),
     ("p90 wait", _durations(lambda row: row.p90_wait)),
     ("p99 wait", _durations(lambda row: row.p99_wait)),
-    ("slowdown", _each(lambda row: f"{row.mean_slowdown:.1f}")),
+    ("slowdown", _each(lambda row: "" if row.mean_slowdown is None else f"{row.mean_slowdown:.1f}")),
     ("fairness", _each(lambda row: f"{row.fairness:.2f}")),
     ("even speeds", _each(lambda row: f"{row.even_speeds:.2f}")),
     ("in use", _each(lambda row: _percent(row.utilisation))),

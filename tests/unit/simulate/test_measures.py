@@ -102,7 +102,17 @@ def test_durations_of_a_row_have_one_unit_that_of_the_shortest() -> None:
     rows = [replace(figures, p99_wait=seconds) for seconds in (7200.0, 130.0, 0.0)]
     assert waits(rows) == ["120.0m", "2.2m", "0.0m"]
     assert waits([replace(figures, p99_wait=seconds) for seconds in (0.0, 50_000.0, 7.0)]) == ["0s", "50,000s", "7s"]
-    assert dict(COLUMNS)["mean wait"]([replace(figures, never=1)]) == ["no job ended"]
+
+
+def test_nobody_who_ended_has_no_mean_in_place_of_a_mean_of_nothing() -> None:
+    large = workload({"gpus": 99})
+    figures = measure(simulate(large, policy_named("fifo", large), interval=60))
+    assert not {"mean_completion", "mean_wait", "median_wait", "p90_wait", "p99_wait", "mean_slowdown"} & set(
+        figures.as_dict()
+    )
+    told = {name: show([figures]) for name, show in COLUMNS}
+    assert told["mean completion"] == told["mean wait"] == ["no job ended"]
+    assert told["p90 wait"] == told["p99 wait"] == told["slowdown"] == [""]
 
 
 def test_plots_are_well_formed_and_have_a_line_for_each_policy(tmp_path: Path) -> None:
@@ -173,6 +183,17 @@ def test_a_job_whose_workers_no_empty_cluster_could_hold_is_told_so_by_every_pol
         "nodes of H100/on-demand have room for 1 when they are empty\n"
     ) in shown.output
     assert "no job ended" in shown.output
+
+
+def test_gpus_that_no_equal_workers_can_have_are_rounded_up_aloud(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text("nodes:\n- {count: 3, gpus: 8}\n")
+    (tmp_path / "trace.csv").write_text("submit,gpus,duration,queue\n0,12,100,a\n1,9,100,a\n2,17,100,a\n")
+    files = [str(tmp_path / "cluster.yaml"), str(tmp_path / "trace.csv")]
+    shown = CliRunner().invoke(app, ["simulate", *files, "--policy", "fifo"])
+    assert (
+        "workers have equal sizes, so 2 jobs took more GPUs than the trace says: the first, with submit 1, 9 GPUs and "
+        "queue a, had 2 workers of 5 GPUs\n"
+    ) in shown.output
 
 
 def test_the_command_makes_traces_that_it_reads(tmp_path: Path) -> None:
