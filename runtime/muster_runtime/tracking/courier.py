@@ -10,13 +10,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from operator import methodcaller
-from typing import Final
+from typing import Any, Final
 
 from muster_protocol.launcher_status import Tracking as Told
-from muster_runtime.tracking.tracker import BATCH, Point, Rejected, Run, RunStatus, Tracker
+from muster_runtime.tracking.tracker import BATCH, Point, Rejected, Run, RunStatus, Tracker, TrackerError
 
 FLUSH_SECONDS: Final = 5.0
 FIRST_PAUSE: Final = 1.0
@@ -27,6 +27,22 @@ FACTS_KEPT: Final = 2_000
 """Parameters, and tags."""
 PARTS_TRIED: Final = 64
 """Requests for one batch that was refused: enough to find three bad values among 1,000."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How values of a kind are given, and what one is called and where it stood."""
+
+    give: Callable[[Tracker, Sequence[Any]], None]
+    named: Callable[[Any], tuple[str, str]]
+
+
+_METRICS: Final = _Kind(
+    lambda tracker, points: tracker.metrics(points),
+    lambda point: (f"metric {point.name!r}", f" at step {point.step}"),
+)
+_PARAMS: Final = _Kind(lambda tracker, facts: tracker.params(dict(facts)), lambda fact: (f"parameter {fact[0]!r}", ""))
+_TAGS: Final = _Kind(lambda tracker, facts: tracker.tags(dict(facts)), lambda fact: (f"tag {fact[0]!r}", ""))
 
 
 class Courier:
@@ -101,18 +117,17 @@ class Courier:
 
     def _flush(self) -> None:
         self._open()
-        for known, name in ((self._params, "params"), (self._tags, "tags")):
+        for known, kind in ((self._params, _PARAMS), (self._tags, _TAGS)):
             with self._changed:
-                news = dict(known)
+                news = tuple(known.items())
             if news:
-                self._bring(methodcaller(name, news))
+                self._bring(news, kind)
                 with self._changed:
-                    for each, value in news.items():
+                    for each, value in news:
                         if known.get(each) == value:
                             del known[each]
         while batch := self._batch():
-            if not self._bring(methodcaller("metrics", batch)):
-                self._dropped += self._bring_parts(batch)
+            self._bring(batch, _METRICS)
             with self._changed:
                 for point in batch:
                     if self._points and self._points[0] is point:  # the oldest may have made room meanwhile
@@ -122,8 +137,12 @@ class Courier:
         with self._changed:
             return tuple(islice(self._points, BATCH))
 
-    def _bring(self, call: Callable[[Tracker], None]) -> bool:
-        """Whether the tracker took it. A run that was deleted there is opened anew first."""
+    def _bring(self, batch: Sequence[Any], kind: _Kind) -> None:
+        if rejected := self._refused_by(lambda tracker: kind.give(tracker, batch)):
+            self._dropped += self._bring_parts(batch, kind, rejected)
+
+    def _refused_by(self, call: Callable[[Tracker], None]) -> Rejected | None:
+        """None: the tracker took it. A run that was deleted there is opened anew first."""
         try:
             call(self._open())
         except Rejected:
@@ -131,47 +150,53 @@ class Courier:
             try:
                 call(self._open())
             except Rejected as rejected:
-                self._rejected = str(rejected)
-                return False
-        return True
+                return rejected
+        return None
 
-    def _bring_parts(self, batch: Sequence[Point]) -> int:
+    def _bring_parts(self, batch: Sequence[Any], kind: _Kind, rejected: Rejected) -> int:
         """A batch that is refused, in ever smaller parts: one bad value costs no others. How many are given up."""
         dropped, requests = 0, 0
-        parts = deque([batch])
+        parts = deque([(batch, rejected)])
         while parts:
-            part = parts.popleft()
-            if len(part) == 1 or requests >= PARTS_TRIED:
+            part, rejected = parts.popleft()
+            if len(part) == 1:
+                dropped += 1
+                self._refuse(kind.named(part[0]), rejected)
+                continue
+            if requests >= PARTS_TRIED:
                 dropped += len(part)
+                self._rejected = self._rejected or str(rejected)
                 continue
             half = len(part) // 2
             for each in (part[:half], part[half:]):
                 requests += 1
                 try:
-                    self._open().metrics(each)
-                except Rejected as rejected:
-                    parts.append(each)
-                    if len(each) == 1:
-                        self._refuse(each[0], rejected)
+                    kind.give(self._open(), each)
+                except Rejected as refused:
+                    parts.append((each, refused))
         return dropped
 
-    def _refuse(self, point: Point, rejected: Rejected) -> None:
-        """Told once for a metric: one that is refused may be refused at every step."""
-        if point.name not in self._refused and len(self._refused) < FACTS_KEPT:
-            self._refused.add(point.name)
-            self._rejected = f"the metric {point.name!r} was left out at step {point.step}: {rejected}"
+    def _refuse(self, named: tuple[str, str], rejected: Rejected) -> None:
+        """Told once for a name: a metric that is refused may be refused at every step."""
+        name, where = named
+        if name not in self._refused and len(self._refused) < FACTS_KEPT:
+            self._refused.add(name)
+            self._rejected = f"the {name} was left out{where}: {rejected}"
 
     def _open(self) -> Tracker:
         if self._tracker is None:
             tracker = self._make()
-            url = tracker.begin(self._run)
+            try:
+                url = tracker.begin(self._run)
+            except Rejected as rejected:  # of the run itself: nothing can be brought, and nothing is given up
+                raise TrackerError(str(rejected)) from rejected
             self._tracker = tracker
             self._news(well=True, url=url)
         return self._tracker
 
     def _close(self) -> None:
         if self._status is not None and self._status is not RunStatus.RUNNING:
-            self._bring(methodcaller("end", self._status, self._ended_at))
+            self._refused_by(methodcaller("end", self._status, self._ended_at))
 
     def _news(self, **changes: object) -> None:
         told = replace(self._told, dropped=self._dropped, **changes)  # type: ignore[arg-type]

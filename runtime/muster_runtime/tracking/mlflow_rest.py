@@ -10,6 +10,7 @@ import base64
 import json
 import math
 import os
+import posixpath
 import re
 import ssl
 import urllib.error
@@ -241,7 +242,8 @@ def _context(environ: Mapping[str, str]) -> ssl.SSLContext:
 
 
 def _key(name: str) -> str:
-    return _NOT_IN_KEYS.sub("_", name)[:KEY_LIMIT]
+    """MLflow takes names for paths and refuses `/lr`, `a//b` or `a/../b`; what they resolve to stands for them."""
+    return posixpath.normpath("/" + _NOT_IN_KEYS.sub("_", name)[:KEY_LIMIT]).strip("/") or "_"
 
 
 def _pairs(values: Mapping[str, str], limit: int) -> list[Object]:

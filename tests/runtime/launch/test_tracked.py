@@ -260,7 +260,7 @@ def test_the_oldest_make_room_and_are_counted() -> None:
     assert told[-1].dropped == 300
 
 
-def test_what_fails_is_tried_again_and_what_is_rejected_is_given_up() -> None:
+def test_what_fails_is_tried_again_and_a_run_that_was_deleted_is_begun_anew() -> None:
     log = Log()
     log.failing = [TrackerError("away"), OSError("of somebody's own")]
     told = bring(log, 3)
@@ -275,12 +275,15 @@ def test_what_fails_is_tried_again_and_what_is_rejected_is_given_up() -> None:
     log.failing = [Rejected("deleted")]
     courier.add([Point("loss", 1.0, 2, 0.0)])
     courier._flush()
-    assert (log.begun, len(log.points)) == (2, 2), "a run that was deleted there is begun anew"
-    log.failing = [Rejected("no such thing"), Rejected("no such thing")]
-    courier.add([Point("loss", 1.0, 3, 0.0)])
-    courier.end(RunStatus.FINISHED, 1.0)
-    courier.run()
-    assert (told[-1].dropped, told[-1].well) == (1, True)
+    assert (log.begun, len(log.points)) == (2, 2)
+
+
+def test_a_run_that_is_refused_itself_loses_nothing_and_is_told() -> None:
+    log = Log()
+    log.failing = [Rejected("no such experiment"), Rejected("no such experiment")]
+    told = bring(log, 3)
+    assert [(one.well, one.text, one.dropped) for one in told[:1]] == [(False, "no such experiment", 0)]
+    assert (told[-1].well, told[-1].dropped, len(log.points)) == (True, 0, 3)
 
 
 class Picky(Log):
@@ -296,8 +299,28 @@ class Picky(Log):
             raise Rejected("Got invalid value")
         super().metrics(points)
 
+    def params(self, values: Mapping[str, str]) -> None:
+        if any(len(value) > 500 for value in values.values()):  # as MLflow before 2.8
+            raise Rejected("Param value exceeded length at most 500")
+        super().params(values)
+
+    tags = params
+
+
+def test_one_long_parameter_or_tag_costs_no_others() -> None:
+    log = Picky(set())
+    told: list[Told] = []
+    courier = Courier(lambda: log, RUN, told.append)
+    facts = {f"args/{number}": str(number) for number in range(40)}
+    courier.know(params={**facts, "command": "x" * 501}, tags={"note": "y" * 501})
+    courier.end(RunStatus.FINISHED, 1.0)
+    courier.run()
+    assert (log.facts, told[-1].dropped, told[-1].well) == (facts, 2, True)
+    assert told[-1].text == "the tag 'note' was left out: Param value exceeded length at most 500"
+
 
 def test_one_bad_value_costs_no_others() -> None:
+    assert "the metric 'loss' was left out at step 0: Got invalid value" in bring(Picky({0}), 1)[-1].text
     for bad in ({417}, {0, 500, 999}):
         log = Picky(bad)
         told = bring(log, BATCH)

@@ -29,7 +29,7 @@ import torch
 import muster_runtime as muster
 folder = Path(__file__).parent
 session = muster.start()
-session.params(lr=float(os.environ.get("LR", "0.1")), data="wiki")
+session.params(lr=float(os.environ.get("LR", "0.1")), data="wiki", **{"/eval//top 5": 1})
 model = session.wrap(torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 session.track(model=model, optimizer=optimizer)
@@ -85,7 +85,10 @@ def test_one_job_is_one_run_over_all_its_starts(make_gang: MakeGang, mlflow: MLf
     (run,) = mlflow.runs("research")
     assert (run["info"]["status"], run["info"]["run_name"]) == ("KILLED", "probe")
     params, tags = values(run, "params"), values(run, "tags")
-    assert params.items() >= {"lr": "0.1", "data": "wiki", "args/lr": "0.1", "args/bf16": "true"}.items()
+    assert (
+        params.items()
+        >= {"lr": "0.1", "data": "wiki", "args/lr": "0.1", "args/bf16": "true", "eval/top 5": "1"}.items()
+    )
     assert tags["mlflow.source.git.commit"].startswith("0123456")
     assert tags.items() >= {"purpose": "test", "muster.queue": "research", "muster.currency": "EUR"}.items()
     assert {"muster.environment.torch", "muster.checkpoint.uri", "muster.checkpoint.step"} <= tags.keys()
