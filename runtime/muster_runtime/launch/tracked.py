@@ -22,7 +22,13 @@ from muster_runtime.tracking.tracker import Point, RunStatus
 COMMIT_VARIABLES: Final = ("GIT_COMMIT", "GIT_SHA", "GITHUB_SHA", "CI_COMMIT_SHA", "SOURCE_COMMIT", "VCS_REF")
 """What images are known to carry the commit in that they were built from."""
 _COMMIT: Final = re.compile(r"^[0-9a-f]{40}([0-9a-f]{24})?$")
-_SECRET: Final = re.compile(r"(?i)token|secret|passw|api[-_]?key|credential")
+_SECRET_NAME: Final = r"[\w.-]*(?:token(?!s|iz)|secret|passw|api[-_]?key|credential)[\w.-]*"
+"""`--max-tokens` and `--tokenizer` are none."""
+_SECRET: Final = re.compile(_SECRET_NAME, re.IGNORECASE)
+_SECRET_INSIDE: Final = re.compile(
+    rf"""({_SECRET_NAME}=|(?<!\S)-{_SECRET_NAME}\s+)(?:"[^"]*"|'[^']*'|\S+)""", re.IGNORECASE
+)
+"""`model.api_key=...`, also within a word that is a command line itself: `bash -c "HF_TOKEN=... python ..."`."""
 _HIDDEN: Final = "***"
 _MEGABYTE: Final = 1024 * 1024
 
@@ -67,16 +73,18 @@ def note(config: Config) -> str:
 
 
 def shown(command: Iterable[str]) -> tuple[str, ...]:
-    """The command line without what its options' names call a secret: whoever reads the tracker would read it."""
+    """The command line without the values of what names itself a secret: whoever reads the tracker would read them."""
     words: list[str] = []
     hidden = False
     for word in command:
         name, equals, _ = word.partition("=")
-        secret = word.startswith("-") and _SECRET.search(name) is not None
+        secret = word.startswith("-") and not name.count(" ") and _SECRET.search(name) is not None
         if hidden and not word.startswith("-"):
             words.append(_HIDDEN)
+        elif secret and equals:
+            words.append(f"{name}={_HIDDEN}")
         else:
-            words.append(f"{name}={_HIDDEN}" if secret and equals else word)
+            words.append(_SECRET_INSIDE.sub(rf"\1{_HIDDEN}", word))
         hidden = secret and not equals
     return tuple(words)
 

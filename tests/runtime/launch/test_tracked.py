@@ -56,6 +56,35 @@ def test_secrets_of_a_command_line_are_not_told() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("+wandb.api_key=abc", "+wandb.api_key=***"),
+        ("HF_TOKEN=abc", "HF_TOKEN=***"),
+        ("https://data.example.com/set?token=abc", "https://data.example.com/set?token=***"),
+        (
+            "export HF_TOKEN='a b'; python x.py --lr=1 --api-key abc --seed 2",
+            "export HF_TOKEN=***; python x.py --lr=1 --api-key *** --seed 2",
+        ),
+        ("--tokenizer=gpt2", "--tokenizer=gpt2"),
+        ("data.max_tokens=4096", "data.max_tokens=4096"),
+        ("secrets.py", "secrets.py"),
+        ("echo my token is here", "echo my token is here"),
+    ],
+)
+def test_secrets_are_hidden_wherever_a_name_tells_them_and_nothing_else(word: str, told: str) -> None:
+    assert tracked.shown(["run", word, "next"]) == ("run", told, "next")
+
+
+def test_what_counts_tokens_is_no_secret() -> None:
+    words = ["x.py", "--max-tokens", "4096", "--tokenizer", "gpt2", "--tokens_per_batch", "8"]
+    assert tracked.arguments(tracked.shown(words)) == {
+        "args/max-tokens": "4096",
+        "args/tokenizer": "gpt2",
+        "args/tokens_per_batch": "8",
+    }
+
+
 def test_the_commit_comes_from_the_image_or_the_folder(tmp_path: Path) -> None:
     first, second, third = "a" * 40, "b" * 40, "c" * 40
     assert tracked.commit({}, tmp_path) == ""
