@@ -10,13 +10,16 @@ from typing import Final
 PEAK_FLOPS: Final[tuple[tuple[str, float], ...]] = (
     # The first name whose words occur in torch's device name counts: narrow names before wide ones.
     ("B200", 2250e12),  # NVIDIA Blackwell data sheet
-    ("GB200", 2250e12),
+    ("B300", 2250e12),  # NVIDIA Blackwell Ultra data sheet
+    ("GB200", 2500e12),  # NVIDIA GB200 and GB300 NVL72 data sheets: more power a GPU than in HGX
+    ("GB300", 2500e12),
     ("H200", 989.4e12),  # NVIDIA H200 data sheet
     ("GH200", 989.4e12),
     ("H100 PCIe", 756e12),  # NVIDIA H100 data sheet
     ("H100 NVL", 835e12),
     ("H100", 989.4e12),
     ("H800", 989.4e12),
+    ("H20", 148e12),
     ("A100", 312e12),  # NVIDIA A100 data sheet
     ("A800", 312e12),
     ("L40S", 362e12),  # NVIDIA L40S data sheet
@@ -27,9 +30,12 @@ PEAK_FLOPS: Final[tuple[tuple[str, float], ...]] = (
     ("A10", 125e12),
     ("A10G", 70e12),  # AWS' own, with fewer tensor cores at work
     ("V100", 125e12),
-    ("MI325X", 1307e12),  # AMD Instinct data sheets
+    ("MI355X", 2500e12),  # AMD Instinct data sheets
+    ("MI350X", 2300e12),
+    ("MI325X", 1307e12),
     ("MI300X", 1307e12),
-    ("MI250X", 383e12),
+    ("MI250X", 191.5e12),  # of one die: each of the two is a GPU to torch and to Kubernetes
+    ("MI210", 181e12),
 )
 
 

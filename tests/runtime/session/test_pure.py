@@ -160,10 +160,12 @@ def test_rates_leave_saves_out() -> None:
         ("NVIDIA RTX A4000", None),
         ("NVIDIA A10G", 70e12),
         ("NVIDIA A10", 125e12),
-        ("NVIDIA GB200", 2250e12),
+        ("NVIDIA GB200", 2500e12),
+        ("NVIDIA B300 SXM6 AC", 2250e12),
+        ("NVIDIA H20", 148e12),
         ("NVIDIA GH200 480GB", 989.4e12),
         ("Tesla V100-SXM2-16GB", 125e12),
-        ("AMD Instinct MI250X / MI250", 383e12),
+        ("AMD Instinct MI250X / MI250", 191.5e12),
     ],
 )
 def test_peaks_by_device_name(name: str, peak: float | None) -> None:
