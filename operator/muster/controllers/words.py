@@ -28,6 +28,10 @@ WORDS_SHARE: Final = 0.25
 """Seconds of writing words in a second, at most: when the API server is slow to take a status, it is short of time, and
 words must not compete with placements."""
 
+WORDS_AT_LEAST: Final = 5
+"""Status writes of all waiting jobs in a second that nothing takes from them, or a job among thousands would for hours
+say nothing, or what is no longer so."""
+
 EXPLAIN_EVERY: Final = 1.0
 """Seconds between two rounds that explain, at least; those between them only decide."""
 
@@ -69,7 +73,7 @@ class Words:
 
     def begin(self, now: float) -> None:
         """A round begins at `now` (monotonic): what was not written in the last ones may be written in it."""
-        rate = min(WORDS_PER_SECOND, WORDS_SHARE / self._worker.pace.seconds)
+        rate = min(WORDS_PER_SECOND, max(WORDS_AT_LEAST, WORDS_SHARE / self._worker.pace.seconds))
         self._budget = min(WORDS_PER_SECOND, self._budget + (now - self._last_round) * rate)
         self._last_round = now
 

@@ -13,7 +13,7 @@ from muster.api.effective import effective_spec
 from muster.api.names import ConditionType, EventReason, Phase
 from muster.api.trainingjob_status import Goodput, NodeFault, PastFailure, TrainingJobStatus
 from muster.cluster.views import parse_time
-from muster.telling.outlook import advice, follows
+from muster.telling.outlook import advice, follows, unplanned
 from muster.telling.scene import Scene, event_time
 from muster.telling.wording import (
     CAUSES,
@@ -64,6 +64,7 @@ UNTOLD: Final = "starting, or at work without a word of a step"
 """The same of a job that has told of no step at all: what its script did up to its end may have been either."""
 OF_THE_SCRIPT: Final = ("user", "out-of-memory", "hang")
 """`status.failure.cause` of what the script brings about."""
+_MANY: Final = "that takes a moment, or some minutes where thousands of jobs are new at once"
 LINES_SHOWN: Final = 30
 """Of the history, the newest."""
 LEAVING_SECONDS: Final = 600.0
@@ -96,7 +97,12 @@ def _why(scene: Scene) -> Iterator[tuple[str, str]]:
     if scene.unled is not None and status.phase not in FINAL:
         yield "", scene.unled.told(scene.now)
     elif status.phase is None:
-        yield "", "no operator has seen it: is Muster's operator running? (kubectl get pods -n muster-system)"
+        yield (
+            "",
+            f"no operator has told of it yet: {_MANY}; else look whether one runs: kubectl get pods -n muster-system",
+        )
+    elif unplanned(status):
+        yield "", f"what it waits for is not told yet: {_MANY}"
     if place is not None and place.why:
         yield "", place.why
     elif status.phase is Phase.STARTING and status.placement is not None:

@@ -86,9 +86,17 @@ def follows(scene: Scene) -> str:
         changes = "what stands under Why has changed"
         looks = f"Muster looks again by itself{'' if later else ', and then the job queues'}"
         return f"{later}, unless {changes} before; {looks}" if later else f"nothing, until {changes}; {looks}"
+    if unplanned(status):
+        return "Muster tells what it waits for"
     opens = "its window is open and " if reason == WaitReason.WINDOW_CLOSED.value else ""
     starts = f"it starts {wait}{' ' if wait else ''}when {opens}it has quota and room"
     return f"{starts}{'; ' if later else ''}{later}" if job.status.phase else ""
+
+
+def unplanned(status: TrainingJobStatus) -> bool:
+    """Whether the job queues and nobody has told yet what it waits for, a closed queue perhaps."""
+    pending = reason_of(status, ConditionType.ADMITTED) == Reason.PENDING.value
+    return status.phase is Phase.QUEUED and status.queue is None and pending
 
 
 def _asked_for_nodes(status: TrainingJobStatus) -> str:

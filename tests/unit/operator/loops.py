@@ -22,7 +22,7 @@ from muster.controllers.loop import Loop
 from muster.controllers.progress import Progress
 from muster.controllers.reliability import NodeHours
 from muster.controllers.situations import PATIENCE, Patience
-from muster.controllers.work import Worker
+from muster.controllers.work import Pace, Worker
 
 Object = dict[str, Any]
 
@@ -203,6 +203,7 @@ async def world(
     prices: dict[str, float] | None = None,
     currency: str = "",
     priorities: dict[str, int] | None = None,
+    pace: float = 0.01,
     planned: Callable[[float], None] = lambda seconds: None,
     patience: Patience = PATIENCE,
 ) -> AsyncIterator[World]:
@@ -233,6 +234,7 @@ async def world(
             PodSettings("runtime"),
             lambda record, note: notes.append((record.identity.name, note)),
             asyncio.Semaphore(32),
+            pace=Pace(pace),
             node_hours=lambda: node_hours,
         ),
         Progress(cache, None),

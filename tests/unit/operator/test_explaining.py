@@ -703,7 +703,7 @@ def test_a_limit_that_is_used_up_is_a_warning() -> None:
 
 
 def test_a_job_that_no_operator_has_seen_says_so() -> None:
-    assert any("is Muster's operator running?" in line for line in shown(job()))
+    assert any("look whether one runs" in line for line in shown(job()))
 
 
 def test_the_sizes_of_an_elastic_gang_are_told_over_time() -> None:
@@ -988,3 +988,18 @@ def test_what_a_job_does_without_an_operator_is_not_told_as_if_one_led() -> None
     ended = Scene(job(phase="Succeeded", finishedAt="2026-01-02T03:03:05Z"), (), (), NOW, unled=unled)
     assert follows(ended) == "nothing: the job has ended"
     assert follows(replace(ended, pods=(pod(0),))) == "nothing: the job has ended; its ended pods stay"
+
+
+def test_a_job_that_was_not_told_yet_what_it_waits_for_is_not_said_to_start() -> None:
+    """Its queue may be held. Nor is the operator said to be gone while it has thousands of others to tell."""
+    pending = {
+        **SUSPENDED_IDLE,
+        "type": "Admitted",
+        "status": "False",
+        "reason": "Pending",
+        "message": "waits to be planned",
+    }
+    for waits in (job(), job(phase="Queued", conditions=[pending])):
+        text = " ".join(shown(waits))
+        assert "thousands of jobs are new at once" in text
+        assert "it starts when" not in text

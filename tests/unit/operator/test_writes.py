@@ -241,3 +241,24 @@ def test_what_an_older_crd_drops_from_a_status_is_not_written_again_and_again(
     told = [record.getMessage() for record in caplog.records if "does not keep" in record.getMessage()]
     assert len(told) == 1
     assert f"does not keep status.{field}: its CRDs" in told[0]
+
+
+def test_a_slow_api_server_keeps_no_job_without_a_word_for_long() -> None:
+    """Many are new at once, and each status takes longer than a word may: every one is told why it waits all the same,
+    and then what has changed."""
+
+    async def test() -> None:
+        async with world(cpu="2", patience=MEETS, pace=1e30) as place:
+            await fill(place)
+            names = [f"new-{number}" for number in range(60)]
+            for name in names:
+                place.submit(name)
+
+            def told(reason: str) -> bool:
+                return all((place.status(name).get("queue") or {}).get("reason") == reason for name in names)
+
+            await place.until(lambda: told("InsufficientCapacity"), seconds=40)
+            held(place, "hold")
+            await place.until(lambda: told("QueueClosed"), seconds=40)
+
+    compressed(test())
