@@ -24,6 +24,8 @@ and volumes are made when they are asked for."""
 _OF_A_NODE: Final = re.compile(r"\d+ |node\(s\) ")
 """How kube-scheduler begins what is wrong with nodes: with how many it is. What it says of the pod has no number."""
 _NO_KEY: Final = re.compile(r"couldn't find key \S+ in (Secret|ConfigMap) [^\s/]+/([^\s:,;]+)")
+_UNREAD: Final = re.compile(r"failed to sync (secret|configmap) cache")
+"""Kubelet has not got an object from the API server, which may be away or slow. It says nothing of the object."""
 _NO_VOLUME: Final = "bound to non-existent pv(s)"
 _IN_USE: Final = "with ReadWriteOncePod access mode already in-use by another pod"
 """Except for these: they are counted for each node, and another would not help."""
@@ -43,12 +45,14 @@ class Heard:
 @dataclass(frozen=True)
 class Hindrance:
     """`reason` is kubelet's word, but for images, for which it has several in turns, and for kube-scheduler, which has
-    none; `message` is a sentence with the pod, its node and what to look at. `hopeless`: time does not mend it."""
+    none; `message` is a sentence with the pod, its node and what to look at. `hopeless`: time does not mend it;
+    `unread`: time alone does, for the API server did not answer kubelet."""
 
     pod: PodView
     reason: str
     message: str
     hopeless: bool = False
+    unread: bool = False
 
 
 def first(pods: Iterable[PodView], heard: Heard | None = None) -> Hindrance | None:
@@ -79,6 +83,8 @@ def _mend(told: str, pod: PodView) -> str:
     if key := _NO_KEY.search(told):
         edit = f"kubectl edit {key[1].lower()} {key[2]} -n {pod.namespace}"
         return f"; add the key:  {edit}  or correct what names it (checkpoint.secretRef, env)"
+    if _UNREAD.search(told):
+        return "; the API server has not answered kubelet, which asks again by itself"
     if "not found" in told:
         if any(f'{kind} "' in told for kind in ("secret", "configmap")):
             return "; make it, or correct what names it (checkpoint.secretRef, envFrom, env, volumes)"
@@ -121,9 +127,8 @@ def of_pod(pod: PodView) -> Iterable[Hindrance]:
             message = f"{what}; {_mend_image(told)}"
             yield Hindrance(pod, Reason.IMAGE_PULL_FAILED.value, message, waiting.reason in HOPELESS)
         elif waiting.reason in CONTAINER:
-            yield Hindrance(
-                pod, waiting.reason, f"{where} can't start container {waiting.container}: {told}{_mend(told, pod)}"
-            )
+            message = f"{where} can't start container {waiting.container}: {told}{_mend(told, pod)}"
+            yield Hindrance(pod, waiting.reason, message, unread=_UNREAD.search(told) is not None)
 
 
 def _mend_image(told: str) -> str:

@@ -98,6 +98,8 @@ def of_pod(turn: Turn, pod: PodView) -> Iterator[Obstacle]:
         turn.wake_in(max(0.2, patience - waited))
     age, told = turn.since(pod.created), reason_of(turn.status, ConditionType.PODS_READY)
     for found in hindrance.of_pod(pod):
+        if found.unread:
+            continue  # kubelet may have started the pod by now, and its word of that is on its way as well
         if age < hindrance.PATIENCE and not found.hopeless:
             turn.wake_in(hindrance.PATIENCE - age)
         else:

@@ -239,6 +239,21 @@ def test_a_container_that_cannot_be_made_withdraws_the_gang() -> None:
     assert case.reason() == "CreateContainerConfigError"
 
 
+@pytest.mark.parametrize("kind", ["secret", "configmap"])
+def test_an_api_server_that_kubelet_does_not_reach_withdraws_no_gang_before_ready_timeout(kind: str) -> None:
+    """It is back after a minute, and the first pods that the operator sees then are as they were when it went away."""
+    case = placed(readyTimeout="5m")
+    case.wait(0, "CreateContainerConfigError", f"failed to sync {kind} cache: timed out waiting for the condition")
+    case.later(100)
+    case.settle()
+    assert case.phase == "Starting"
+    assert case.reason(ConditionType.PODS_READY) == "CreateContainerConfigError"
+    assert "asks again by itself" in case.message(ConditionType.PODS_READY)
+    case.later(201)
+    case.settle()
+    withdrawn(case)
+
+
 def reason_shown(case: Case) -> str:
     """The column REASON of `kubectl get tj`."""
     return case.job.status.queue.reason if case.job.status.queue is not None else ""
