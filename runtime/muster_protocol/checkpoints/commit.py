@@ -36,10 +36,14 @@ _PAUSE_SECONDS: Final = 0.5
 
 @dataclass(frozen=True)
 class Claim:
-    """What this gang holds: the content of `LATEST` as it last wrote it, and its tag."""
+    """What this gang holds: the content of `LATEST` as it last wrote it, and its tag.
+
+    `tried` are the nonces of claims that it has sent on top of that without an answer: any of them may have been done.
+    """
 
     latest: Latest
     etag: str
+    tried: tuple[str, ...] = ()
 
 
 class LostRace(Exception):
@@ -63,14 +67,20 @@ def read_latest(store: Store) -> Claim | None:
 
 
 def claim_epoch(
-    store: Store, owner: str, held: Claim | None = None, *, refuse: Callable[[Latest], None] | None = None
+    store: Store,
+    owner: str,
+    held: Claim | None = None,
+    *,
+    refuse: Callable[[Latest], None] | None = None,
+    sends: Callable[[str], None] = lambda _: None,
 ) -> Claim:
     """Takes the next epoch, keeping the committed checkpoint. Gangs that claimed before can't commit any more.
 
     `owner` may be another than that of `LATEST`: a job goes on from what one before it has left. But not where its gang
     lives, and has `held` the run until that other took it.
 
-    `refuse` raises where the run that it is given is not to be taken, whoever has begun it meanwhile.
+    `refuse` raises where the run that it is given is not to be taken, whoever has begun it meanwhile. `sends` hears the
+    nonce of a claim that follows what is `held`, with nobody else's in between, before it is sent.
 
     CorruptCheckpointError when `LATEST` can't be read, or is missing where it must have been.
     """
@@ -86,8 +96,11 @@ def claim_epoch(
         if refuse is not None and found is not None:
             refuse(found.latest)
         before = found.latest if found else Latest(epoch=0, owner="", nonce="")
+        wanted = dataclasses.replace(before, epoch=before.epoch + 1, owner=owner, nonce=_nonce())
+        if held is not None and (before.epoch <= held.latest.epoch or before.nonce in held.tried):
+            sends(wanted.nonce)
         try:
-            return _swap(store, found, dataclasses.replace(before, epoch=before.epoch + 1, owner=owner))
+            return _swap(store, found, wanted)
         except LostRace:
             continue  # somebody claimed at the same moment; theirs is older than the one we take now
 
@@ -112,23 +125,25 @@ def commit(
 
     `parent` is the key and the digest of the manifest that it follows.
     """
-    wanted = dataclasses.replace(
-        held.latest,
-        step=step,
-        manifest=manifest_key,
-        sha256=sha256,
-        finished=finished,
-        parent=parent[0],
-        parent_sha256=parent[1],
-    )
     while True:
+        wanted = dataclasses.replace(
+            held.latest,
+            nonce=_nonce(),
+            step=step,
+            manifest=manifest_key,
+            sha256=sha256,
+            finished=finished,
+            parent=parent[0],
+            parent_sha256=parent[1],
+        )
         try:
             return _swap(store, held, wanted)
         except LostRace:
             found = read_latest(store)
-        if found is None or found.latest.epoch != held.latest.epoch:
+        if found is None or (found.latest.epoch != held.latest.epoch and found.latest.nonce not in held.tried):
             break
-        held = found  # a write of ours that looked lost has arrived late; nobody else holds our epoch
+        # a write of ours that looked lost has arrived late; nobody else holds our epoch
+        held = dataclasses.replace(found, tried=held.tried)
     if found is not None and _is_tool(held.latest):
         raise StaleEpochError(
             f"{store.uri} was claimed by {claimant(found.latest)} while {held.latest.owner} wrote there, so nothing of "
@@ -184,8 +199,12 @@ def _who(store: Store, latest: Latest) -> str:
     return f"job {job}'s (owner {latest.owner!r})" if job else f"another job's (owner {latest.owner!r})"
 
 
+def _nonce() -> str:
+    return secrets.token_hex(8)
+
+
 def _swap(store: Store, found: Claim | None, wanted: Latest) -> Claim:
-    wanted = dataclasses.replace(wanted, nonce=secrets.token_hex(8))
+    """`wanted` has a nonce of its own."""
     content, etag = manifest.encode(wanted), found.etag if found else None
     pause = _PAUSE_SECONDS
     for attempt in range(_TRIES):

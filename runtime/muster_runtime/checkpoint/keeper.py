@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from muster_protocol.checkpoints import chain
@@ -113,19 +113,21 @@ class Keeper:
         """
 
         def take() -> tuple[Latest, bool, int]:
-            held, first = self._tier.claim() if self._tier and kept else None, 0
+            first = 0
             try:
                 claiming, self._claiming = self._claiming, None
                 self._claim = claiming.result() if claiming else self._next_epoch()
             except StorageError as error:
+                held = self._tier.claim() if self._tier and kept else None
                 if held is None or self._tier is None or Kind(error.kind) not in PASSING:
                     raise
                 self._claim, first = held, self._tier.incarnation * _ATTEMPTS
                 self._warn(f"{error}; the gang goes on under epoch {held.latest.epoch}, which it holds")
+            latest = self._claim.latest
+            held = self._tier.claim() if self._tier and kept else None
+            alone = held is not None and latest.nonce in (held.latest.nonce, *held.tried)  # nobody else's lies between
             if self._tier:
                 self._tier.hold(self._claim)
-            latest = self._claim.latest
-            alone = held is not None and latest.epoch - held.latest.epoch <= 1  # nobody else's epoch lies in between
             # of a loop's last step memory doesn't say that it was the last; what is beyond it is of a loop after that
             newer = kept is not None and kept.step >= (latest.step or 0) + latest.finished
             return latest, alone and newer, first
@@ -134,7 +136,15 @@ class Keeper:
         return self.latest, newer
 
     def _next_epoch(self) -> Claim:
-        return claim_epoch(self._store, self._owner, self._tier.claim() if self._tier else None)
+        """What is sent is written down before: should nobody live to hear the answer, it is the gang's own."""
+        held = self._tier.claim() if self._tier else None
+
+        def sends(nonce: str) -> None:
+            assert self._tier is not None
+            assert held is not None
+            self._tier.hold(replace(held, tried=(*held.tried, nonce)))
+
+        return claim_epoch(self._store, self._owner, held, sends=sends)
 
     def restore_kept(self, kept: Kept, prepare: Restore) -> Found:
         """Loads what the gang's memory holds. The next manifest's parent is the one that was committed last."""

@@ -226,12 +226,14 @@ class Tier:
     # ------------------------------------------------------------------ the gang's claim, on rank 0
 
     def hold(self, claim: Claim) -> None:
-        records.write(self._claim, {"latest": dataclasses.asdict(claim.latest), "etag": claim.etag})
+        body = {"latest": dataclasses.asdict(claim.latest), "etag": claim.etag, "tried": claim.tried}
+        records.write(self._claim, body)
 
     def claim(self) -> Claim | None:
         try:
             raw = records.read(self._claim)
-            return None if raw is None else Claim(Latest(**raw["latest"]), raw["etag"])
+            # of a pod that was started before it was told what was tried, there is nothing of that
+            return None if raw is None else Claim(Latest(**raw["latest"]), raw["etag"], tuple(raw.get("tried", ())))
         except (ValueError, KeyError, TypeError):
             return None
 

@@ -11,12 +11,17 @@ import pytest
 import torch
 
 from muster_protocol import env
+from muster_protocol.checkpoints import commit as commits
 from muster_protocol.checkpoints.checks import named
-from muster_protocol.checkpoints.commit import Claim
+from muster_protocol.checkpoints.commit import Claim, claim_epoch, read_latest
+from muster_protocol.checkpoints.file_store import FileStore
 from muster_protocol.checkpoints.inventory import find_start
 from muster_protocol.checkpoints.retention import Retention
+from muster_protocol.checkpoints.store import Body, Store
+from muster_protocol.errors import StorageError
 from muster_protocol.launcher_status import Kept, MemoryTier
 from muster_protocol.manifest import Latest, ShardFile
+from muster_protocol.uris import parse_uri
 from muster_runtime.checkpoint import tier as tiers
 from muster_runtime.checkpoint.keeper import Keeper
 from muster_runtime.checkpoint.layout import raw_bytes
@@ -178,8 +183,8 @@ def test_the_claim_is_handed_on(memory: Memory) -> None:
     assert memory.rank().claim() is None
 
 
-def keeper_of(folder: Path, tier: Tier) -> Keeper:
-    store = open_store(f"file://{folder}")
+def keeper_of(folder: Path, tier: Tier, store: Store | None = None) -> Keeper:
+    store = store or open_store(f"file://{folder}")
     return Keeper(store, Gang(), owner="job", job="job", retention=Retention(), warn=lambda _: None, tier=tier)
 
 
@@ -220,6 +225,92 @@ def test_a_crash_in_a_loop_after_one_that_has_ended_goes_on_from_memory(
         assert find_start(open_store(f"file://{tmp_path}"), None).manifest.step == 15
     first.close()
     again.close()
+
+
+def in_memory(folder: Path, memory: Memory, step: int) -> None:
+    """A gang claims the run, and falls with `step` in its memory before the store has it."""
+    first = keeper_of(folder, memory.rank())
+    first.claim()
+    begin(first, step)
+    assert first.saver.flight is not None
+    assert first.saver.flight.sealed.result()
+    first.advance(busy=True, failed=False, unsealed=False)
+    first.close()
+
+
+def claims_and_falls(folder: Path, memory: Memory) -> None:
+    """While memory is read through, which may take seconds."""
+    falls = keeper_of(folder, memory.rank())
+    assert falls.kept() is not None
+    assert falls._claiming is not None
+    falls._claiming.result()
+    falls.close()
+
+
+def test_a_gang_that_falls_again_right_after_its_claim_goes_on_from_memory(memory: Memory, tmp_path: Path) -> None:
+    in_memory(tmp_path, memory, 7)
+    claims_and_falls(tmp_path, memory)
+    claims_and_falls(tmp_path, memory)
+    again = keeper_of(tmp_path, memory.rank())
+    latest, newer = again.claim(again.kept())
+    assert (latest.epoch, newer) == (4, True), "all epochs since are the gang's own"
+    again.close()
+
+
+def test_a_claim_on_top_of_another_gangs_makes_memory_no_newer(memory: Memory, tmp_path: Path) -> None:
+    in_memory(tmp_path, memory, 7)
+    claim_epoch(open_store(f"file://{tmp_path}"), "job")
+    claims_and_falls(tmp_path, memory)
+    claims_and_falls(tmp_path, memory)
+    again = keeper_of(tmp_path, memory.rank())
+    assert not again.claim(again.kept())[1], "another gang had the run in between, whoever has claimed it since"
+    again.close()
+
+
+class Deaf(FileStore):
+    """From its first conditional write on, which is done, no answers come until `hears`."""
+
+    hears = True
+
+    def get(self, key: str) -> Body | None:
+        if not self.hears:
+            raise StorageError("Network", "timed out")
+        return super().get(key)
+
+    def put_if(self, key: str, content: bytes, etag: str | None) -> str:
+        if self.hears:
+            super().put_if(key, content, etag)
+            self.hears = False
+        raise StorageError("Network", "timed out")
+
+
+def test_a_claim_whose_answer_was_lost_is_the_gangs_own(
+    memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gang goes on under the epoch that it knows of, and saves when the store is there again."""
+    monkeypatch.setattr(commits, "_PAUSE_SECONDS", 0.01)
+    in_memory(tmp_path, memory, 7)
+    store = open_store(f"file://{tmp_path}")
+    again = keeper_of(tmp_path, memory.rank(), Deaf(parse_uri(f"file://{tmp_path}")))
+    latest, newer = again.claim(again.kept())
+    assert (latest.epoch, newer) == (1, True)
+    claim = read_latest(store)
+    assert claim is not None
+    assert claim.latest.epoch == 2, "its claim is there all the same"
+    monkeypatch.setattr(Deaf, "put_if", FileStore.put_if)
+    monkeypatch.setattr(Deaf, "get", FileStore.get)
+    for step in (8, 9):
+        begin(again, step)
+        assert again.wait() is not None
+    claim = read_latest(store)
+    assert claim is not None
+    assert (claim.latest.epoch, claim.latest.step) == (2, 9)
+    assert find_start(store, None).manifest.step == 9
+    again.close()
+    claims_and_falls(tmp_path, memory)
+    last = keeper_of(tmp_path, memory.rank())
+    assert last.claim(last.kept())[1]
+    last.close()
 
 
 def test_free_memory_is_the_containers_and_the_machines(tmp_path: Path) -> None:
