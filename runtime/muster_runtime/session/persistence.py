@@ -34,6 +34,7 @@ from muster_runtime.errors import CorruptCheckpointError, StartError, StateError
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.session import rng
 from muster_runtime.session.attempts import Attempt, Restored, RunState, rng_name
+from muster_runtime.session.made_of import not_kept
 from muster_runtime.session.places import Order, agreed_orders
 from muster_runtime.session.progress import Metrics
 from muster_runtime.session.settings import Settings
@@ -95,6 +96,7 @@ class Persistence:
         self._orders: dict[str, Order] = {}  # of the optimizers' parameters
         self._compared: set[str] = set()
         """Tensors of which all ranks were found to have the same."""
+        self._seen: frozenset[str] = frozenset()  # names of optimizers' tensors
         self._trusts_updates = True  # that each is told of before it is made
         self._missed, self._missed_since = 0, math.inf
         self.random_at_epoch: dict[str, Any] | None = None
@@ -290,6 +292,8 @@ class Persistence:
     ) -> None:
         run = dataclasses.replace(run, parameters=self._orders)
         table, trees = capture(objects, self._gang, self._compared)
+        states = _states_of_optimizers(objects, table)
+        self._tell_of_classes(table, states)
         table[rng_name(self._gang.rank)] = rng.capture(self._device, self.random_at_epoch)
         losses = ((metrics_key(record.epoch, run.step), encode(record)),) if record.losses else ()
         self._keeper.begin(
@@ -301,8 +305,19 @@ class Persistence:
             measured=metrics.measured,
             finished=finished,
             beside=losses,
-            late=_states_of_optimizers(objects, table) if late else (),
+            late=states if late else (),
         )
+
+    def _tell_of_classes(self, table: TensorTable, states: frozenset[str]) -> None:
+        """Of the tensors in `table` that are optimizers' `states`, each looked at once."""
+        names = not_kept(table[name] for name in states - self._seen)
+        self._seen |= states
+        if names:
+            self._warn(
+                f"an optimizer's state has tensors of the class {', '.join(names)}, which a checkpoint does not keep "
+                "here, as where parameters are sharded: it holds the numbers that they stand for. After a resume they "
+                "are plain tensors, which take more memory; with strategy ddp or none the class is kept"
+            )
 
     def _wait(self, *, must: bool, more: bool = False) -> bool:
         """Waits for the save in flight. Whether it succeeded. `more`: it is tried again when it doesn't."""

@@ -16,6 +16,7 @@ from muster_runtime.checkpoint.tree import TensorTable, join, split
 from muster_runtime.data.foreign import is_foreign, unpack
 from muster_runtime.errors import StateError
 from muster_runtime.parallel.wrap import unwrap
+from muster_runtime.session.made_of import put_together
 from muster_runtime.session.tracking import (
     ANOTHER_RUN,
     AS_IT_WAS,
@@ -131,6 +132,8 @@ class Restoration:
             thing = unwrap(tracked.thing) if isinstance(tracked.thing, nn.Module) else tracked.thing
             wanted = set(thing.defaults) if isinstance(thing, Optimizer) else set()  # torch adds some as it loads
             try:
+                if isinstance(thing, Optimizer):
+                    state = put_together(state, [p for group in thing.param_groups for p in group["params"]])
                 _load(tracked, thing, state)
                 _refuse_another_kind(thing, wanted)
                 if isinstance(thing, Optimizer):

@@ -22,6 +22,7 @@ from muster_runtime.errors import StateError
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.parallel.replicas import samples
 from muster_runtime.parallel.wrap import take_from_leader, unwrap
+from muster_runtime.session.made_of import take_apart
 
 ANOTHER_RUN: Final = "start with another checkpoint.uri"
 AS_IT_WAS: Final = f"Make it as it was, or {ANOTHER_RUN}"
@@ -49,6 +50,8 @@ class Tracked:
         if isinstance(self.thing, nn.Module):
             return unwrap(self.thing).state_dict()
         state = self.thing.state_dict()
+        if isinstance(self.thing, Optimizer):
+            return take_apart(state)
         return _without_functions(state) if isinstance(self.thing, LRScheduler) else state
 
 

@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from gangs import run_gang, whole_and_cut
+from hack.needs_torch import SHARDS
+
+from muster_runtime.checkpoint.tree import split
+from muster_runtime.session.made_of import not_kept, put_together, take_apart
 
 pytestmark = pytest.mark.runtime
 
@@ -158,6 +163,137 @@ for step in session.steps(6):
     if step == 2 and session.resumed_from is None and "CUT" in os.environ:
         session.run.stopping.signal()
 """
+
+
+MADE = """
+import os
+import torch
+from torch import nn
+import muster_runtime as muster
+
+class Codes(torch.Tensor):
+    \"\"\"Numbers in eight bits each, as 8-bit optimizers keep theirs: one scale for all of them.\"\"\"
+
+    @staticmethod
+    def __new__(cls, codes, scale, kind):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=kind)
+
+    def __init__(self, codes, scale, kind):
+        self.codes, self.scale = codes, scale
+
+    def __tensor_flatten__(self):
+        return ["codes", "scale"], [self.dtype]
+
+    @classmethod
+    def __tensor_unflatten__(cls, parts, context, size, stride):
+        return cls(parts["codes"], parts["scale"], *context)
+
+    @classmethod
+    def of(cls, numbers):
+        scale = numbers.abs().max().reshape(1) / 127
+        return cls((numbers / scale).round().to(torch.int8), scale, numbers.dtype)
+
+    def numbers(self):
+        return self.codes * self.scale
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments, options=None):
+        plain = [each.numbers() if isinstance(each, cls) else each for each in arguments]
+        return function(*plain, **(options or {}))
+
+class Own(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self):
+        for p in (p for group in self.param_groups for p in group["params"]):
+            state = self.state[p]
+            mean = state["mean"].numbers() if state else torch.zeros_like(p)
+            state["mean"] = Codes.of(mean.lerp(p.grad, 0.3))
+            state["last"] = p.grad.clone()
+            p.sub_(0.1 * state["mean"].numbers())
+
+session = muster.start(seed=5)
+model = session.wrap(nn.Linear(4, 3))
+optimizer = Own(list(model.parameters()))
+session.track(model=model, optimizer=optimizer)
+
+def means():
+    return [optimizer.state[p]["mean"] for p in model.parameters()]
+
+for step in session.steps(6):
+    if session.strategy == "fsdp":
+        print("HAD", *(type(mean).__name__ for mean in means()), [mean.full_tensor().tolist() for mean in means()])
+        break
+    optimizer.zero_grad()
+    model(torch.randn(2, 4)).square().sum().backward()
+    optimizer.step()
+    if step == 2 and "CUT" in os.environ:
+        session.run.stopping.signal()
+        print("HAS", [mean.numbers().tolist() for mean in means()])
+if session.strategy != "fsdp":
+    for p, mean in zip(model.parameters(), means(), strict=True):
+        print("HAD", type(mean).__name__, mean.codes.tolist(), mean.scale.item().hex(), p.tolist())
+"""
+
+
+def test_states_of_a_class_of_their_own_come_back_as_such(tmp_path: Path) -> None:
+    whole, _, resumed = whole_and_cut(MADE, tmp_path, "HAD")
+    assert len(whole) == 2
+    assert resumed == whole
+
+
+@SHARDS
+def test_where_parameters_become_sharded_such_states_are_what_they_stand_for(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(MADE)
+    environment = {"MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/run"}
+    cut = run_gang(script, tmp_path, 2, {**environment, "CUT": "1"})
+    assert cut.codes == [75, 75], cut.output
+    resumed = run_gang(script, tmp_path, 2, {**environment, "MUSTER_STRATEGY": "fsdp"}).check()
+    has = re.findall(r"^HAS (.*)$", cut.output, re.MULTILINE)
+    assert re.findall(r"^HAD (.*)$", resumed.output, re.MULTILINE) == [f"DTensor DTensor {numbers}" for numbers in has]
+
+
+class Made(torch.Tensor):
+    """Of one plain tensor, and `context`."""
+
+    inner: torch.Tensor
+    context: Any
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor, context: Any) -> Made:
+        made: Made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined]
+        made.inner, made.context = inner, context
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        return ["inner"], self.context
+
+    @classmethod
+    def __tensor_unflatten__(cls, parts: dict[str, torch.Tensor], context: Any, size: Any, stride: Any) -> Made:
+        return cls(parts["inner"], context)
+
+    @classmethod
+    def __torch_dispatch__(cls, *_: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_a_class_is_told_that_no_checkpoint_keeps_or_that_a_resume_lacks() -> None:
+    opaque = Made(torch.ones(2), object())
+    assert take_apart({"state": {0: {"mean": opaque}}})["state"][0]["mean"] is opaque
+    assert not_kept([opaque, torch.ones(2), torch.nn.Parameter(torch.ones(2))]) == ["Made"]
+    apart = take_apart({"state": {0: {"mean": Made(torch.ones(2), [torch.int8, (1, None), torch.Size([2])])}}})
+    _, tensors = split("optimizer", apart)
+    assert not_kept(tensors.values()) == []
+    parameters = [torch.ones(2)]
+    found = put_together(apart, parameters)["state"][0]["mean"]
+    assert isinstance(found, Made)
+    assert (found.inner.tolist(), found.context) == ([1.0, 1.0], [torch.int8, (1, None), torch.Size([2])])
+    apart["state"][0]["mean"]["muster.made_of"]["class"] = ["torch", "load"]
+    with pytest.raises(ValueError, match=r"tensors of the class torch\.load, which the script has not imported"):
+        put_together(apart, parameters)
 
 
 OTHERS = """
