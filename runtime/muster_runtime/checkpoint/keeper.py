@@ -113,9 +113,8 @@ class Keeper:
         """
 
         def take() -> tuple[Latest, bool, int]:
-            first = 0
+            claiming, self._claiming, first = self._claiming, None, 0
             try:
-                claiming, self._claiming = self._claiming, None
                 self._claim = claiming.result() if claiming else self._next_epoch()
             except StorageError as error:
                 held = self._tier.claim() if self._tier and kept else None
@@ -126,11 +125,13 @@ class Keeper:
             latest = self._claim.latest
             held = self._tier.claim() if self._tier and kept else None
             alone = held is not None and latest.nonce in (held.latest.nonce, *held.tried)  # nobody else's lies between
-            if self._tier:
-                self._tier.hold(self._claim)
             # of a loop's last step memory doesn't say that it was the last; what is beyond it is of a loop after that
-            newer = kept is not None and kept.step >= (latest.step or 0) + latest.finished
-            return latest, alone and newer, first
+            newer = kept is not None and alone and kept.step >= (latest.step or 0) + latest.finished
+            if self._tier:
+                if not newer:  # before the claim is the gang's: should it fall now, nothing older may follow that
+                    self._tier.clear()
+                self._tier.hold(self._claim)
+            return latest, newer, first
 
         self.latest, newer, self._first_attempt = self._gang.on_leader(take)
         return self.latest, newer

@@ -262,9 +262,10 @@ def test_a_claim_on_top_of_another_gangs_makes_memory_no_newer(memory: Memory, t
     claim_epoch(open_store(f"file://{tmp_path}"), "job")
     claims_and_falls(tmp_path, memory)
     claims_and_falls(tmp_path, memory)
-    again = keeper_of(tmp_path, memory.rank())
-    assert not again.claim(again.kept())[1], "another gang had the run in between, whoever has claimed it since"
-    again.close()
+    for _ in range(2):  # it falls here, too
+        again = keeper_of(tmp_path, memory.rank())
+        assert not again.claim(again.kept())[1], "another gang had the run in between, whoever has claimed it since"
+        again.close()
 
 
 class Deaf(FileStore):
