@@ -13,6 +13,7 @@ from gangs import run_gang, whole_and_cut
 from hack.needs_torch import SHARDS
 
 from muster_runtime.checkpoint.tree import split
+from muster_runtime.errors import StateError
 from muster_runtime.session.made_of import not_kept, put_together, take_apart
 
 pytestmark = pytest.mark.runtime
@@ -284,6 +285,10 @@ def test_a_class_is_told_that_no_checkpoint_keeps_or_that_a_resume_lacks() -> No
     opaque = Made(torch.ones(2), object())
     assert take_apart({"state": {0: {"mean": opaque}}})["state"][0]["mean"] is opaque
     assert not_kept([opaque, torch.ones(2), torch.nn.Parameter(torch.ones(2))]) == ["Made"]
+    round_and_round: dict[str, Any] = {"state": {}}
+    round_and_round["state"][0] = round_and_round
+    with pytest.raises(StateError, match="optimizer has a list or dict that holds itself"):
+        split("optimizer", take_apart(round_and_round))
     apart = take_apart({"state": {0: {"mean": Made(torch.ones(2), [torch.int8, (1, None), torch.Size([2])])}}})
     _, tensors = split("optimizer", apart)
     assert not_kept(tensors.values()) == []
