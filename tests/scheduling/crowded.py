@@ -225,3 +225,13 @@ def lending(draw: Draw) -> Snapshot:
         least[row] = jobs.workers[row] - 1 if len(several) > 1 else draw.integers(1, jobs.workers[row])
     sizes = replace(jobs.sizes, least=least, step=step)
     return replace(world, queues=policies, jobs=replace(jobs, runs=runs, terms=terms, sizes=sizes))
+
+
+def with_windows(draw: Draw, world: Snapshot) -> Snapshot:
+    """The same with windows that close soon, some of them before those are gone who would be asked to go."""
+    jobs, count = world.jobs, len(world.jobs.uids)
+    soon = NOW + draw.choice([5.0, 6.0, 30.0, 31.0, 90.0, 500.0, 1_000.0, 3_000.0], count)
+    closes = np.where((jobs.terms.opens <= NOW) & (draw.random(count) < 0.4), soon, FOREVER)
+    terms = replace(jobs.terms, closes=closes, reopens=np.where(closes < FOREVER, closes + 4_000.0, 0.0))
+    runs = replace(jobs.runs, grace=draw.choice([5.0, 30.0, 30.0, 90.0], count))
+    return replace(world, jobs=replace(jobs, terms=terms, runs=runs))

@@ -111,7 +111,7 @@ class Victims:
         sizes, nodes = self.jobs.sizes, self.jobs.runs.nodes_of(row).tolist()
         least, step = int(sizes.least[row]), int(sizes.step[row])
         stays = Way((0,) * len(self.its.open), whole=False)
-        may_start_again = self.jobs.terms.opens[row] <= self.world.now and all(
+        may_start_again = goes_on(self.world, row) and all(
             self.world.nodes.usable[node] and suits(self.world, row, node) for node in nodes
         )
         more = len(nodes) - least
@@ -161,8 +161,9 @@ class Victims:
     def _may_be_asked(self, row: int) -> bool:
         runs = self.jobs.runs
         stands = self.jobs.states[row] == JobState.HOLDING and not runs.leaving[row] and len(runs.nodes_of(row)) > 0
-        known = self.jobs.queues[row] != NONE
-        return bool(stands and known and self.jobs.terms.preemptible[row] and self.jobs.terms.reclaims[self.job])
+        known, may = self.jobs.queues[row] != NONE, self.jobs.terms.reclaims[self.job]
+        in_time = self.world.now + runs.grace[row] < self.jobs.terms.closes[self.job]
+        return bool(stands and known and self.jobs.terms.preemptible[row] and may and in_time)
 
     def _right(self, row: int) -> str | None:
         """The table "Who may be asked, for whom" of docs/victims.md, without those that yield."""
@@ -266,6 +267,13 @@ def stays_within(world: Snapshot, use: Use, job: int, need: dict[int, int]) -> b
         for resource, amount in need.items()
         if oracle.limited(world, queue, flavour, resource)
     )
+
+
+def goes_on(world: Snapshot, row: int) -> bool:
+    """Whether its window is open, and will be when it has stopped, so that it starts again at once."""
+    terms = world.jobs.terms
+    gone = world.now + float(world.jobs.runs.grace[row])
+    return bool(terms.opens[row] <= world.now and gone < terms.closes[row])
 
 
 def lost(world: Snapshot, row: int) -> float:

@@ -23,7 +23,7 @@ from muster.scheduling.snapshot import FOREVER, NONE, JobState, Preempts, Snapsh
 
 from . import oracle
 from .naive_places import Counts, Free, anywhere, asks, fits, place, reach, slots, suits
-from .naive_victims import Choice, Claimant, Use, Victims, age, by_length, gives, lost, work
+from .naive_victims import Choice, Claimant, Use, Victims, age, by_length, gives, goes_on, lost, work
 
 _WHOLE = 2.0**40
 
@@ -894,6 +894,10 @@ class _Starts:
                 if basis is Basis.LIMITS and self._may_be_passed(job, max(start, gone)):
                     basis = Basis.QUEUE
                 found[job] = (max(start, gone, float(self.jobs.terms.opens[job])), basis)
+        for job, _ in able:
+            start, closes = found[job][0], float(self.jobs.terms.closes[job])
+            if closes <= start < FOREVER:  # nothing is kept for it in the meantime
+                found[job] = (max(start, float(self.jobs.terms.reopens[job])), Basis.QUEUE)
         for job, verdict in self.waits:
             if verdict == "promised":
                 found[job] = (self._all_gone(), Basis.PROMISED)
@@ -1077,7 +1081,7 @@ class _Growth:
         settled = self.made.now - float(runs.started[job]) >= DEFAULT.settle
         safe = bool(self.jobs.terms.preemptible[job] or runs.saved[job] > runs.started[job])
         calm = self.made._tree(job) not in self.contested
-        may_start = bool(self.world.queues.open[queue] and self.jobs.terms.opens[job] <= self.made.now)
+        may_start = bool(self.world.queues.open[queue] and goes_on(self.world, job))
         return well and settled and safe and calm and may_start
 
     def _more(self, job: int) -> int:

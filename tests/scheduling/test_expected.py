@@ -133,6 +133,21 @@ def test_who_is_promised_also_what_others_leave_since_an_earlier_plan_waits_for_
     assert (made.waiting[0].expected - NOW, made.waiting[0].basis) == (300.0, Basis.PROMISED)
 
 
+def test_who_is_promised_room_does_not_wait_for_those_who_grow_for_their_own_good() -> None:
+    there = [Node("shared"), Node("idle", gpus=4)]
+    grows = Job("grows", gpus=4, queue="beside", only_on=("shared", "idle"), on=("shared",))
+    jobs = [grows, Job("victim", gpus=4, only_on=("shared",), on=("shared",))]
+    jobs.append(Job("job", gpus=4, only_on=("shared",), priority=1))
+    base = snapshot([replace(there[0], used_gpus=8), there[1]], jobs, [Queue(), Queue("beside")])
+    runs = replace(base.jobs.runs, grace=np.array([300.0, GRACE, GRACE]), started=np.array([NOW - 9_000.0] * 2 + [0.0]))
+    runs = replace(runs, saved=np.array([NOW, NOW, 0.0]))
+    sizes = replace(base.jobs.sizes, most=np.array([2, 1, 1], dtype=np.int32))
+    terms = replace(base.jobs.terms, preemptible=np.array([False, True, True]))
+    made = plan(replace(base, now=NOW, jobs=replace(base.jobs, runs=runs, sizes=sizes, terms=terms)))
+    assert {each.uid: each.beneficiary for each in made.evictions} == {"victim": "job", "grows": "grows"}
+    assert (made.waiting[0].expected - NOW, made.waiting[0].basis) == (GRACE, Basis.PROMISED)
+
+
 def test_a_window_that_opens_later_keeps_no_room_from_others() -> None:
     base = world(rack(0, 1), [Run(Job("a"), on(0), ends=100.0)], [Job("night"), Job("c")])
     base.jobs.terms.opens[1] = NOW + 5_000.0

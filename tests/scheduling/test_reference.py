@@ -12,7 +12,7 @@ from muster.scheduling.planner import plan
 from muster.scheduling.policy import DEFAULT
 from muster.scheduling.snapshot import Index, Snapshot
 
-from .crowded import crowded, lending
+from .crowded import crowded, lending, with_windows
 from .naive_places import Counts
 from .naive_victims import lost
 from .reference import Asked, Decided, Reference, Told
@@ -36,7 +36,8 @@ IN_FULL = replace(DEFAULT, searches=10_000, candidates=1_000_000, defragmentatio
 @pytest.mark.parametrize("first", range(0, WORLDS, BATCH))
 def test_plans_are_those_of_a_naive_planner(first: int) -> None:
     for seed in range(first, first + BATCH):
-        world = crowded(np.random.default_rng(seed))
+        draw = np.random.default_rng(seed)
+        world = crowded(draw) if seed % 2 else with_windows(draw, crowded(draw))
         assert decided(world) == Reference(world).plan(), f"seed {seed}"
 
 
@@ -44,7 +45,8 @@ def test_plans_are_those_of_a_naive_planner(first: int) -> None:
 def test_those_go_whom_a_naive_planner_asks(first: int) -> None:
     happened: set[str] = set()
     for seed in range(first, first + BATCH):
-        world = lending(np.random.default_rng(seed))
+        draw = np.random.default_rng(seed)
+        world = lending(draw) if seed % 2 else with_windows(draw, lending(draw))
         made = decided(world)
         reference = Reference(world, made)
         assert made == reference.plan(), f"seed {seed}"

@@ -197,7 +197,7 @@ def _expect(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> Expecte
 
 def _cleared_at(round_: Round, jobs: Sequence[int]) -> list[float]:
     """When those are gone who make room for jobs to which this plan promises some."""
-    asked, left = round_.snapshot.now + round_.longest_grace(), left_at(round_.after_evictions())
+    asked, left = round_.snapshot.now + round_.longest_grace(), left_at(round_.after_evictions(moves=False))
     nodes = {each.uid: each.nodes for each in round_.promises}
     return [float(left[nodes[round_.snapshot.jobs.uids[job]]].max(initial=asked)) for job in jobs]
 

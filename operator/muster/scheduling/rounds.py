@@ -287,11 +287,13 @@ class Round:
         self._promise(queue, flavour, need, -1)
         self._returning.add(self.used.circle(queue))
 
-    def after_evictions(self) -> Snapshot:
-        """The snapshot in which those whom this plan asks to end are leaving already: nobody asks them twice."""
+    def after_evictions(self, *, moves: bool = True) -> Snapshot:
+        """The snapshot in which those whom this plan asks to end are leaving already: nobody asks them twice.
+        `moves`: those as well who move or grow for their own good, and make room for nobody."""
         if not self.evictions:
             return self.snapshot
-        going, jobs = {each.uid for each in self.evictions}, self.snapshot.jobs
+        going = {each.uid for each in self.evictions if moves or each.beneficiary != each.uid}
+        jobs = self.snapshot.jobs
         ends = np.array([uid in going for uid in jobs.uids], dtype=np.bool_)
         for row, base in jobs.bases.items():
             ends[row] |= ends[base]  # not the other way round: the base of a gang that goes on keeps its room
@@ -299,10 +301,10 @@ class Round:
         return replace(self.snapshot, jobs=replace(jobs, runs=replace(jobs.runs, leaving=leaving)))
 
     def longest_grace(self) -> float:
-        """Seconds until the last of those who are asked to end in this plan is gone."""
+        """Seconds until the last of those is gone who make room for others in this plan."""
         row = {uid: index for index, uid in enumerate(self.snapshot.jobs.uids)} if self.evictions else {}
-        graces = self.snapshot.jobs.runs.grace
-        return max((float(graces[row[each.uid]]) for each in self.evictions), default=0.0)
+        graces, going = self.snapshot.jobs.runs.grace, [e for e in self.evictions if e.beneficiary != e.uid]
+        return max((float(graces[row[each.uid]]) for each in going), default=0.0)
 
     def _promise(self, queue: int, flavour: int, need: Need, sign: int) -> None:
         """Change the ledger of promises: see `journal`."""
