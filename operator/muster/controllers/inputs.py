@@ -158,7 +158,8 @@ class Inputs:
     def _steady(self, record: Record, drawn_on: str) -> tuple[object, ...]:
         """What the input of a job is made from of which time alone changes nothing. Ten thousand are looked at in every
         round; that these are the same objects as before is known at once."""
-        return self._rounds, record.job, record.spec, record.judgement, record.edit, record.promise, drawn_on
+        job = (record.job, record.spec, record.judgement, record.edit, record.promise)
+        return self._rounds, *job, drawn_on, self._kind_beyond(record)
 
     def standing(self, record: Record, world: admission.World, now: datetime) -> JobInput | None:
         """A job's hold, from its placement's first writing until its last pod is gone; or what is promised to it."""
@@ -223,16 +224,21 @@ class Inputs:
         """The nodes that a gang with a safe base takes for its other workers: with the same GPU as the base's, whose
         flavour is `base`. While it has some, they are of the kind that those nodes are of, whatever its spec says by
         now."""
-        had = record.placement or record.promise
-        there = _nodes_beyond(had) if had else []
-        node = next((node for node in map(self._cache.node, there) if node is not None), None)
-        kind = capacity_of(node.labels) if node is not None else record.spec.beyond
+        there, kind, flavour = self._kind_beyond(record)
+        kind = kind or record.spec.beyond
         if not kind:  # its nodes are gone, and so is the wish: they are counted where the base is
             return flavours.Choice(base, ()) if there else None
         if not base:
             return flavours.Choice(NO_ACCELERATOR, (kind,))
-        flavour = self._flavour_there(there) or f"{base.partition('/')[0]}/{kind}"
-        return flavours.Choice(flavour, (kind,), renamed)
+        return flavours.Choice(flavour or f"{base.partition('/')[0]}/{kind}", (kind,), renamed)
+
+    def _kind_beyond(self, record: Record) -> tuple[bool, str, str]:
+        """Whether a gang has workers beyond its base, and the kind and flavour of their nodes by their present labels:
+        others may have changed at the same time, so that there are as many of each flavour as before."""
+        had = record.placement or record.promise
+        there = _nodes_beyond(had) if had else []
+        node = next((node for node in map(self._cache.node, there) if node is not None), None)
+        return bool(there), capacity_of(node.labels) if node is not None else "", self._flavour_there(there)
 
     def no_priority_class(self, record: Record) -> str:
         """What is wrong with the PriorityClass that the job names, or ""."""

@@ -125,6 +125,22 @@ def test_a_gang_gets_no_more_nodes_of_a_kind_that_it_asks_for_no_more(capacity: 
     assert (beyond.flavour, beyond.sizes) == ("H100/spot", (0, 2, 1))
 
 
+def test_those_beyond_the_base_draw_on_what_their_nodes_are_when_these_have_swapped_labels_with_others() -> None:
+    """There are as many nodes of each kind as before."""
+    before = [*fleet(), node("d2"), node("d3")]
+    after = [*fleet()[:2], node("s0"), node("s1"), node("d2", **SPOT), node("d3", **SPOT)]
+    there = Items()
+    cache = Cache(pods=Items(), nodes=there, namespaces=Items(), priority_classes=Items())
+    inputs = Inputs(cache, PodSettings("runtime"), Claims(cache.mark))
+    record = record_of(trainingjob(workers=SIZES, capacity=BASED), placed())
+    for nodes, kind in ((before, "spot"), (after, "on-demand")):
+        there.items.update({each.name: each for each in nodes})
+        inputs.look(world(), nodes)
+        found = inputs.standing(record, world(), NOW)
+        assert found is not None
+        assert [flavour for flavour, *_ in parts(found)] == ["H100/on-demand", f"H100/{kind}"]
+
+
 def test_a_promise_that_is_being_written_is_parted_as_the_written_one() -> None:
     promise = Promise(workers=3, nodes=Placement.of(1, ON[:3]).nodes, flavour="H100/on-demand", base=2, promised_at=NOW)
     job = trainingjob(workers=SIZES, capacity=BASED)
