@@ -319,6 +319,11 @@ def test_a_gang_that_has_room_to_grow_is_told_what_it_waits_for() -> None:
         (StayReason.NODES_AWAY, replace(world, nodes=nodes)),
     ):
         assert stays(other).reason is reason
+    assert "ended" not in stays(replace(world, nodes=nodes)).message
+    placed = world.jobs.runs.placed.copy()
+    placed[-1] = NONE
+    over = stays(with_jobs(world, runs=replace(world.jobs.runs, placed=placed)))
+    assert (over.reason, "or workers of its have ended" in over.message) == (StayReason.NODES_AWAY, True)
 
 
 @thorough

@@ -91,7 +91,7 @@ class StayReason(str, Enum):
     EDIT_REFUSED = "EditRefused"
     """The pods of the spec that it was edited to are refused, so that it could not start again."""
     NODES_AWAY = "NodesAway"
-    """Some of its nodes take no new pods, so that it could not start again there."""
+    """Some of its nodes take no new pods, or some of its workers have ended: it could not start again there."""
     SHAPE_FIXED = "ShapeFixed"
     """It lies balanced, or a step is no number of whole slices: such a gang keeps its size while it runs."""
     NO_CHECKPOINTS = "NoCheckpoints"
