@@ -268,3 +268,24 @@ def test_who_lacks_what_owners_wait_for_keeps_it_from_none_of_them_while_others_
         made = Outcome(shot, plan(shot))
         assert list(made.admitted) == ["owner"], "before whoever borrows"
         assert made.waiting["borrows"].reason is WaitReason.QUOTA_EXCEEDED
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_owner_asks_who_yields_to_it_also_when_it_had_its_turn_before_a_borrower(ahead: bool) -> None:
+    """Whom it ranks before is known at its own place alone: there it finds what it did not find before."""
+    nodes = [Node("a", used_gpus=8), Node("b", used_gpus=8), Node("c", gpus=1, used_gpus=1)]
+    jobs = [
+        Job("let-in", queue="beside", only_on=("a",), on=("a",), submitted=5.0),
+        Job("low", gpus=1, queue="owner", only_on=("c",), on=("c",), priority=-1),  # whom it may ask, in vain
+        Job("firm", queue="beside", only_on=("b",), on=("b",)),
+        Job("owner", queue="owner", only_on=("a",), submitted=1.0),
+        *([Job("borrower", queue="poor", only_on=("b",), priority=1)] * ahead),
+    ]
+    queues = [Queue("owner", gpus=16, cohort=0), Queue("beside", gpus=32, cohort=0), Queue("poor", gpus=0, cohort=0)]
+    shot = snapshot(nodes, jobs, queues)
+    placed = shot.jobs.holding
+    runs = replace(shot.jobs.runs, yields=np.arange(len(jobs)) == 0, started=np.where(placed, 1.0, 0.0))
+    terms = replace(shot.jobs.terms, preemptible=np.arange(len(jobs)) != 2)
+    made = plan(replace(shot, now=1_000.0, jobs=replace(shot.jobs, runs=runs, terms=terms)))
+    told = [(each.uid, each.reason, each.beneficiary) for each in made.evictions]
+    assert told == [("let-in", MoveReason.YIELDED, "owner")]

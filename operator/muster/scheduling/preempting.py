@@ -56,7 +56,7 @@ class Preempting:
         self._coming: Coming | None = None
         self._kept_at: tuple[tuple[int, int], Mask] | None = None  # by node, as of so many touches
         self._slots: dict[tuple[int, int], int] = {}  # of a kind and choice: see `_slots_then`
-        self._failed: dict[tuple[int, int, int, int], float] = {}  # the least work for which a search was in vain
+        self._failed: dict[tuple[int, int, int, int], tuple[int, float]] = {}  # see `clear`
 
     @property
     def exhausted(self) -> bool:
@@ -80,13 +80,14 @@ class Preempting:
             return False
         chances = self._chances
         alike = (round_.queue_of[job], round_.kinds.of[job], chances.priorities[job], chances.in_time(job))
-        work, left = chances.works[job], self._left
-        if alike in self._failed and work >= self._failed[alike]:
+        asks, left = (len(passed), chances.works[job]), self._left  # the more of either, the fewer it may ask
+        vain = self._failed.get(alike)
+        if vain is not None and asks[0] >= vain[0] and asks[1] >= vain[1]:
             return False
         if any(self._clear(job, choice, passed) for choice in self._choices_of(verdict)):
             return True
         if self._left < left:
-            self._failed[alike] = work
+            self._failed[alike] = asks
         return False
 
     def clear_in_passing(self, verdict: Verdict, passed: Set[int]) -> bool:
