@@ -235,3 +235,27 @@ def with_windows(draw: Draw, world: Snapshot) -> Snapshot:
     terms = replace(jobs.terms, closes=closes, reopens=np.where(closes < FOREVER, closes + 4_000.0, 0.0))
     runs = replace(jobs.runs, grace=draw.choice([5.0, 30.0, 30.0, 90.0], count))
     return replace(world, jobs=replace(jobs, terms=terms, runs=runs))
+
+
+def letting_in(draw: Draw, world: Snapshot) -> Snapshot:
+    """The same where most of those who run were let in before their turn, and most who wait were stopped before: jobs
+    that are alike but for their queues, and take turns on room that is kept for a large one."""
+    jobs, count = world.jobs, len(world.jobs.uids)
+    terms = replace(jobs.terms, preemptible=jobs.terms.preemptible | (draw.random(count) < 0.7))
+    may = jobs.holding & terms.preemptible & (jobs.queues != NONE)
+    lately = NOW - draw.choice([900.0, 5_000.0], count) - draw.random(count)  # no two jobs were placed at once
+    runs = replace(
+        jobs.runs,
+        yields=may & (draw.random(count) < 0.7),
+        stops=np.where(jobs.pending & (draw.random(count) < 0.7), 1, jobs.runs.stops).astype(np.int32),
+        started=np.where(jobs.holding, np.maximum(jobs.runs.started, lately), 0.0),
+    )
+    alike = draw.random(count) < 0.8
+    submitted = np.where(alike, NOW - 7_000.0 - draw.random(count), jobs.submitted)
+    priorities = np.where(alike, 0, jobs.priorities).astype(np.int32)
+    large = int(np.flatnonzero(jobs.pending)[0])
+    priorities[large] = 2
+    more = np.where(np.arange(count) == large, draw.integers(0, 6), 0).astype(np.int32)
+    sizes = replace(jobs.sizes, least=jobs.sizes.least + more, most=jobs.sizes.most + more)
+    jobs = replace(jobs, workers=jobs.workers + more, sizes=sizes, submitted=submitted, priorities=priorities)
+    return replace(world, jobs=replace(jobs, terms=terms, runs=runs))

@@ -45,6 +45,9 @@ class Claimant:
         open: what it may take without asking anybody, with what comes back from those who are leaving.
         use: what is promised; beside that, if it has to borrow, what owners want.
         gone: rows of those who are leaving.
+        passed: rows of those who yield, but rank before it.
+        kept: rows of those who yield, and whose room is kept for others.
+        only: rows of those who alone may be asked; None: all.
     """
 
     job: int
@@ -52,6 +55,9 @@ class Claimant:
     open: Free
     use: Use
     gone: frozenset[int]
+    passed: frozenset[int] = frozenset()
+    kept: frozenset[int] = frozenset()
+    only: frozenset[int] | None = None
 
 
 class Victims:
@@ -61,23 +67,27 @@ class Victims:
         self.need = {resource: amount * claimant.size for resource, amount in asks(world, self.job).items()}
         self.limited = [r for r in self.need if oracle.limited(world, *self.home, r)]
         self.within = stays_within(world, claimant.use, self.job, self.need)
-        rows = [row for row in range(len(world.jobs.uids)) if row not in claimant.gone and self._may_be_asked(row)]
+        rows = range(len(world.jobs.uids)) if claimant.only is None else sorted(claimant.only)
+        rows = [row for row in rows if row not in claimant.gone | claimant.kept and self._may_be_asked(row)]
         found = {row: self._right(row) for row in rows}
         self.rights = {row: right for row, right in found.items() if right is not None}
 
     def cheapest(self) -> list[Choice]:
-        """All choices that cost the least: what those lose who go, then those who shrink; then by how many leave."""
+        """All choices that cost the least: what those lose who go, then those who shrink, then those who yield; then by
+        how many leave."""
         found: list[Choice] = []
         if not self._sites(self._all_go()) or not self._has_quota(self._all_go()):
             return found
-        best: tuple[float, float, int] | None = None
-        for gone in sorted(_subsets(self.rights), key=self._lost):
+        best: tuple[float, ...] | None = None
+        yielding = [row for row, right in self.rights.items() if right == "yields"]
+        for gone in sorted(_subsets(row for row in self.rights if row not in yielding), key=self._lost):
             if best is not None and round(self._lost(gone), 6) > best[0]:
                 break
-            others = [row for row in self.rights if row not in gone]
-            for ways in product(*(self._ways_to_shrink(row) for row in others)):
+            others = [row for row in self.rights if row not in (*gone, *yielding)]
+            ways_of = [*([Way((0,) * len(self.its.open), whole=False), self._all_go()[row]] for row in yielding)]
+            for ways in product(*ways_of, *(self._ways_to_shrink(row) for row in others)):
                 asked = {row: self._all_go()[row] for row in gone}
-                asked |= {row: way for row, way in zip(others, ways, strict=True) if any(way.leave)}
+                asked |= {row: way for row, way in zip([*yielding, *others], ways, strict=True) if any(way.leave)}
                 weight = self._weight(asked)
                 if best is not None and weight > best:
                     continue
@@ -88,14 +98,18 @@ class Victims:
         return found
 
     def reason(self, row: int) -> MoveReason:
+        if self.rights[row] == "yields":
+            return MoveReason.YIELDED
         return MoveReason.RECLAIMED if self.rights[row] == "borrowed" else MoveReason.PREEMPTED
 
     # What it costs
 
-    def _weight(self, asked: dict[int, Way]) -> tuple[float, float, int]:
-        go = [row for row, way in asked.items() if way.whole]
+    def _weight(self, asked: dict[int, Way]) -> tuple[float, ...]:
+        yielding = [row for row in asked if self.rights[row] == "yields"]
+        go = [row for row, way in asked.items() if way.whole and row not in yielding]
         shrink = [row for row, way in asked.items() if not way.whole]
-        return round(self._lost(go), 6), round(self._lost(shrink), 6), sum(sum(asked[row].leave) for row in shrink)
+        leave = sum(sum(asked[row].leave) for row in shrink)
+        return *(round(self._lost(rows), 6) for rows in (go, shrink, yielding)), leave
 
     def _lost(self, rows: Iterable[int]) -> float:
         """Each stop that a job has had makes its loss count once more."""
@@ -161,12 +175,16 @@ class Victims:
     def _may_be_asked(self, row: int) -> bool:
         runs = self.jobs.runs
         stands = self.jobs.states[row] == JobState.HOLDING and not runs.leaving[row] and len(runs.nodes_of(row)) > 0
-        known, may = self.jobs.queues[row] != NONE, self.jobs.terms.reclaims[self.job]
         in_time = self.world.now + runs.grace[row] < self.jobs.terms.closes[self.job]
-        return bool(stands and known and self.jobs.terms.preemptible[row] and may and in_time)
+        return bool(stands and self.jobs.queues[row] != NONE and self.jobs.terms.preemptible[row] and in_time)
 
     def _right(self, row: int) -> str | None:
-        """The table "Who may be asked, for whom" of docs/victims.md, without those that yield."""
+        """The table "Who may be asked, for whom" of docs/victims.md."""
+        first = self.jobs.priorities[row] <= self.jobs.priorities[self.job]
+        if self.jobs.runs.yields[row] and row not in self.its.passed and first:
+            return "yields"
+        if not self.jobs.terms.reclaims[self.job]:
+            return None
         queues, (mine, flavour), (other, of) = self.world.queues, self.home, home(self.world, row)
         lower = bool(self.jobs.priorities[row] < self.jobs.priorities[self.job])
         has_budget = bool(self.jobs.runs.budget[row] > 0)
@@ -200,7 +218,7 @@ class Victims:
 
     def _is_rightful(self, asked: dict[int, Way]) -> bool:
         """Whether each may be asked in some order, while its queue borrows that much beside those before it."""
-        bound = [row for row in asked if self.rights[row] != "lower"]
+        bound = [row for row in asked if self.rights[row] not in ("lower", "yields")]
         free = {row: way for row, way in asked.items() if row not in bound}
         return any(
             all(

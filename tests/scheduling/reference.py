@@ -2,8 +2,9 @@
 
 It shares the data types with the planner, and constants of its policy, and nothing else: no classes of jobs, no caches,
 no arrays, no heaps. It covers one plan in which nobody moves: the order, quota, owners before borrowers, what is held
-back for old jobs, sizes to start with, spares, rooms and places, heads, backfill, who gives room back and who shrinks
-for whom, reasons, positions, expected starts, and growth. Moves have brute force of their own.
+back for old jobs, sizes to start with, spares, rooms and places, windows, heads, backfill, who was let in and yields,
+who takes turns, who gives room back and who shrinks for whom, reasons, positions, expected starts, and growth. Moves
+have brute force of their own.
 
 Where the documents leave a choice among equals (which of a job's replicas leave, and which of two racks is cleared at
 the same price), it takes what the planner took, if that is one of them.
@@ -46,12 +47,14 @@ class Asked:
         places: workers by node.
         evicted: (uid, why, accelerator-seconds that it loses).
         shrunk: (uid, workers by node that stay, accelerator-seconds that it loses).
+        yields: it starts on room that is kept for others.
     """
 
     uid: str
     places: Counts
     evicted: list[tuple[str, MoveReason, float]]
     shrunk: list[tuple[str, Counts, float]]
+    yields: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ class Reference:
         self.early: set[int] = set()
         self.turned_down: dict[int, str] = {}
         self.full: set[tuple[int, int]] = set()
-        self.put_off: set[int] = set()
+        self.put_off: dict[int, frozenset[int]] = {}
         self.heads: list[_Head] = []
         self.order = _Order(world, self.size)
         self.obstacles = {job: self._obstacle(job) for job in self._pending()}
@@ -126,7 +129,7 @@ class Reference:
         self.followed = {each.uid: each for each in made.asked} if made else {}
         self.going: set[int] = set()
         self.told: list[int] = []
-        self.in_vain: dict[int, int] = {}
+        self.in_vain: dict[int, tuple[int, frozenset[int]]] = {}
         self.refused: set[int] = set()
         self.comes_back: Free = [[0] * len(world.resources) for _ in self.free]
 
@@ -167,7 +170,7 @@ class Reference:
                 break
             self.size[job] = self._sizes(job)[-1]
             if job not in self.put_off and self._pool(owner) in self.full and self._may_start(owner):
-                self.put_off.add(job)
+                self.put_off[job] = frozenset(self.order.passed)
                 return "room"
             self._serve_early(owner)
         yields = False
@@ -182,28 +185,98 @@ class Reference:
             return ""
         if yields:
             return self._without_quota(job, charge)
-        if self._ask(job):
+        if self._ask(job, self._passed(job)):
             charge()
             return "promised"
-        self._reserve_if_it_may(job, charge)
-        return "room"
+        return "promised" if self._reserve_if_it_may(job, charge) else "room"
 
     def _without_quota(self, job: int, charge: Callable[[], None]) -> str:
-        if self._ask(job):
+        if self._ask(job, self._passed(job)):
             charge()
             return "promised"
         if age(self.world, job) >= AGE_STEPS:
             self._hold_back(job)
-        elif self._quota_comes_back(job):
-            self._reserve_if_it_may(job, charge)
+        elif (self._waits_for_its_own(job) or self._quota_comes_back(job)) and self._reserve_if_it_may(job, charge):
+            return "promised"
         return "quota"
 
-    def _reserve_if_it_may(self, job: int, charge: Callable[[], None]) -> None:
+    def _reserve_if_it_may(self, job: int, charge: Callable[[], None]) -> bool:
+        """Make a head of it, if it may be one. True: it is promised room that is kept for others instead, for those
+        leave it who were let in there behind it."""
         flavour = int(self.jobs.flavours[job])
         full = sum(self.jobs.flavours[head.job] == flavour for head in self.heads) == DEFAULT.heads
-        may = not full and (age(self.world, job) >= AGE_STEPS or not self._would_be_lent(job))
-        if may and self._reserve(job):
+        if full or (age(self.world, job) < AGE_STEPS and self.would_be_lent(job)):
+            return False
+        yielding = self._yielding_to(job)
+        if self._may_pass(job, yielding) and any(map(self._is_kept_for_others, yielding)) and self._ask_these(job):
             charge()
+            return True
+        if self._reserve(job, yielding):
+            charge()
+        return False
+
+    # Who was let in before its turn
+
+    def _passed(self, job: int) -> frozenset[int]:
+        """Those that yield, but rank before it."""
+        return self.put_off.get(job, frozenset(self.order.passed))
+
+    def _yielding_to(self, job: int) -> list[int]:
+        """Those that go as soon as a job could start with what they hold; where two take turns on room that is kept for
+        a third, not before it is the job's."""
+        jobs, passed = self.jobs, self._passed(job)
+        rows = [row for row in self.runs if jobs.runs.yields[row] and row not in passed | self.going]
+        rows = [row for row in rows if jobs.priorities[row] <= jobs.priorities[job]]
+        return [row for row in rows if not (self._in_turns(job, row) and self._is_kept_for_others(row))]
+
+    def _in_turns(self, job: int, row: int) -> bool:
+        """Whether one that runs is of another queue than one that was stopped before, equal to it in priority and age,
+        has run for less than 20 times as long as a stop and a start take, and has less than twice as much to go."""
+        runs, length = self.jobs.runs, float(self.jobs.terms.length[row])
+        alike = self.order.rank(job)[0] == self.order.rank(row)[0] and self.jobs.queues[row] != self.jobs.queues[job]
+        ran = self.now - float(runs.started[row])
+        to_go = work(self.world, row) * max(0.0, 1 - ran / length) if length < FOREVER else 0.0
+        young = ran < 20 * float(runs.restart[row] + runs.grace[row])
+        return bool(runs.stops[job]) and alike and young and to_go < 2 * work(self.world, job)
+
+    def _is_kept_for_others(self, row: int) -> bool:
+        """Whether some of the room of its nodes is kept for a head."""
+        spare = self._spare()
+        return any(spare[node] != self.free[node] for node in self._nodes(row))
+
+    def _may_pass(self, job: int, yielding: list[int]) -> bool:
+        """Whether it gets enough done on room that is kept for the heads there are, when those have yielded to it."""
+        if not (self.heads and yielding and self.jobs.terms.preemptible[job]):
+            return False
+        gone = self.now + max(float(self.jobs.runs.grace[row]) for row in yielding)
+        return self._gets_enough_done(job, gone, min(head.start for head in self.heads))
+
+    def _let_in_behind(self, job: int) -> list[int]:
+        """Those of its queue and flavour that yield, and that rank behind it, whatever shares are."""
+        rows = [row for row in self.runs if self._holds(row) and self.jobs.runs.yields[row] and row not in self.going]
+        mine = [row for row in rows if self._home(row) == self._home(job)]
+        return [row for row in mine if self.order.ranked(row) > self.order.ranked(job)]
+
+    def _without_let_in(self, job: int) -> Use | None:
+        """What is promised, less what gives way to it in its queue; None if nothing does."""
+        use, rows = dict(self.promised), self._let_in_behind(job)
+        for row in rows:
+            self._count(use, row, [-amount for amount in self.jobs.held[row].tolist()])
+        return use if rows else None
+
+    def _is_within(self, job: int) -> bool:
+        """Whether its queue stays within its own with it, in place of what gives way to it."""
+        less = self._without_let_in(job)
+        return self._within(self.promised, job) or (less is not None and self._within(less, job))
+
+    def _waits_for_its_own(self, job: int) -> bool:
+        """Whether others keep it from borrowing, it lacks room as well, and it would not borrow in place of what gives
+        way to it."""
+        self.size[job] = self._sizes(job)[-1]
+        less = self._without_let_in(job)
+        if less is None or self._lacks_quota(job) or not self._within(less, job):
+            return False
+        return not self._fits(job, slots(self.world, job, self.free))
 
     # Owners before borrowers
 
@@ -211,7 +284,7 @@ class Reference:
         """The first of those who would take back what the job borrows, or makes others of its queue borrow; NONE if
         nobody does, or it lacks quota."""
         has_quota = self._with_sizes(job, lambda: self._has_quota(job)) or self._has_quota_in_passing(job)
-        within = self._within(self.promised, job)
+        within = self._is_within(job)
         self.size[job] = self._sizes(job)[-1]
         if within or not has_quota:
             return NONE
@@ -240,7 +313,7 @@ class Reference:
 
     def _has_own_quota(self, job: int) -> bool:
         """Quota of its queue's own."""
-        return self._within(self.promised, job) and self._has_quota(job)
+        return self._is_within(job) and self._has_quota(job)
 
     def _may_start(self, owner: int) -> bool:
         """Whether it has quota and room, for whomever that is kept."""
@@ -256,7 +329,7 @@ class Reference:
         lacks_quota = yields and not self._has_quota_in_passing(owner)
         found = None if lacks_quota else self._where_to_start(owner)
         if found is None:
-            if self._ask(owner):
+            if self._ask(owner, frozenset(self.rows)):  # who ranks before it is not known yet
                 self.early.add(owner)
             else:
                 self.turned_down[owner] = "quota" if yields else "room"
@@ -335,12 +408,16 @@ class Reference:
             use.get((*home, resource), 0) + need <= self._own(job, resource) for resource, need in self._needs(job)
         )
 
-    def _would_be_lent(self, job: int) -> bool:
-        """Whether it takes its queue beyond what that and the queues above it name."""
+    def would_be_lent(self, job: int) -> bool:
+        """Whether it takes its queue beyond what that and the queues above it name, even in place of what gives way."""
+        less = self._without_let_in(job)
+        return self._lent(self.promised, job) and (less is None or self._lent(less, job))
+
+    def _lent(self, use: Use, job: int) -> bool:
         queue, flavour = self._home(job)
         for resource, need in self._needs(job):
             named = [int(self.world.queues.nominal[row, flavour, resource]) for row in oracle.way_up(self.world, queue)]
-            if self.promised.get((queue, flavour, resource), 0) + need > sum(each for each in named if each < 2**62):
+            if use.get((queue, flavour, resource), 0) + need > sum(each for each in named if each < 2**62):
                 return True
         return False
 
@@ -468,21 +545,44 @@ class Reference:
 
     # Others give room back
 
-    def _ask(self, job: int) -> bool:
+    def _ask(self, job: int, passed: frozenset[int]) -> bool:
         """Promise to it what others give back, if that and what comes back already is enough; they are asked to go."""
-        if self._home(job) in self.held_back or self.in_vain.get(job) == len(self.asked):
+        if self._home(job) in self.held_back or self.in_vain.get(job) == (len(self.asked), passed):
             return False  # nobody is looked for again before others were asked to go
         before, self.size[job] = self.size[job], self._sizes(job)[-1]
-        use = self.promised if self._within(self.promised, job) else self._with_claims_of_owners(job)
         spare = zip(self.free, self._spare(), self.comes_back, strict=True)
         open_ = [[f + c if f + c < 0 else max(0, s + c) for f, s, c in zip(*each, strict=True)] for each in spare]
-        victims = Victims(self.world, Claimant(job, self.size[job], open_, use, frozenset(self.going)))
+        kept = frozenset(row for row in self.runs if self.jobs.runs.yields[row] and self._is_kept_for_others(row))
+        claimant = Claimant(job, self.size[job], open_, self._seen_by(job), frozenset(self.going), passed, kept)
+        victims = Victims(self.world, claimant)
         equals = victims.cheapest()
         if not equals or not (equals[0].asked or self._lacks(job)):
-            self.size[job], self.in_vain[job] = before, len(self.asked)
+            self.size[job], self.in_vain[job] = before, (len(self.asked), passed)
             self.refused.update({job} if victims.rights else ())
             return False
-        made = [self._told(job, victims, choice, site) for choice in equals for site in choice.sites]
+        self._promise(job, victims, equals, yields=False)
+        return True
+
+    def _ask_these(self, job: int) -> bool:
+        """The same of those alone who yield to it, for any room, which it yields in turn."""
+        before, self.size[job] = self.size[job], self._sizes(job)[-1]
+        free = zip(self.free, self.comes_back, strict=True)
+        open_ = [[f + c for f, c in zip(*each, strict=True)] for each in free]
+        gone, passed, only = frozenset(self.going), self._passed(job), frozenset(self._yielding_to(job))
+        victims = Victims(self.world, Claimant(job, self.size[job], open_, self._seen_by(job), gone, passed, only=only))
+        equals = victims.cheapest()
+        if not equals or not equals[0].asked:
+            self.size[job] = before
+            return False
+        self._promise(job, victims, equals, yields=True)
+        return True
+
+    def _seen_by(self, job: int) -> Use:
+        """What is promised, and what owners want if it has to borrow."""
+        return self.promised if self._within(self.promised, job) else self._with_claims_of_owners(job)
+
+    def _promise(self, job: int, victims: Victims, equals: list[Choice], *, yields: bool) -> None:
+        made = [self._told(job, victims, choice, site, yields) for choice in equals for site in choice.sites]
         chosen = made.index(self.followed[self.jobs.uids[job]]) if self.followed.get(self.jobs.uids[job]) in made else 0
         choice = [each for each in equals for _ in each.sites][chosen]
         self._give_back(choice)
@@ -494,9 +594,8 @@ class Reference:
         self.reserved_in.setdefault(self._pool(job), job)
         self.turned_down.clear()
         self.asked.append(made[chosen])
-        return True
 
-    def _told(self, job: int, victims: Victims, choice: Choice, site: list[int]) -> Asked:
+    def _told(self, job: int, victims: Victims, choice: Choice, site: list[int], yields: bool) -> Asked:
         """What is asked for it, when it goes to one of these nodes."""
         freed, uids = victims.freed(choice.asked), self.jobs.uids
         there = [count if node in site else 0 for node, count in enumerate(slots(self.world, job, freed))]
@@ -511,6 +610,7 @@ class Reference:
                 (uids[row], [a - b for a, b in zip(self._placed(row), leave, strict=True)], lost(self.world, row))
                 for row, leave in shrink
             ],
+            yields,
         )
 
     def _give_back(self, choice: Choice) -> None:
@@ -526,7 +626,7 @@ class Reference:
         while found:
             found = False
             for at, (job, verdict) in enumerate(waits):
-                if verdict in ("room", "quota") and job not in heads and self._ask(job):
+                if verdict in ("room", "quota") and job not in heads and self._ask(job, frozenset(self.rows)):
                     waits[at], found = (job, "promised"), True
 
     def _lacks(self, job: int) -> bool:
@@ -556,12 +656,19 @@ class Reference:
 
     # Heads
 
-    def _reserve(self, job: int) -> bool:
+    def _reserve(self, job: int, yielding: list[int]) -> bool:
         """Quota is charged as if it ran, and room is kept on every node that it could ever use. False: its window is
-        shut by then."""
+        shut by then. Those who yield to it go one grace before it starts, if it starts sooner then."""
         self.ahead = self.ahead or [list(each) for each in self.free]
         start, counts = self._earliest(job, self.ahead, self.likely_end)
         latest, _ = self._earliest(job, self.ahead, self.sure_end)
+        waits = max((float(self.jobs.runs.grace[row]) for row in yielding), default=0.0)
+        sooner, then = self._earliest(job, self.ahead, self.likely_end, yielding)
+        if self.now < start and sooner + waits < start:
+            sure, _ = self._earliest(job, self.ahead, self.sure_end, yielding)
+            start, counts, latest = sooner + waits, then, min(sure + waits, latest)
+        else:
+            waits = 0.0
         empty = slots(self.world, job, self.empty)
         basis, places = Basis.UNKNOWN, list[int]()
         if start < FOREVER:
@@ -570,7 +677,7 @@ class Reference:
         for head in sorted(self.heads, key=lambda head: head.start):
             passes = bool(self.jobs.terms.preemptible[job]) and self._gets_enough_done(job, start, head.start)
             if start < head.start and not passes and self.both_could_use(job, head.job):
-                start, basis = head.start, basis if head.basis is Basis.LIMITS else head.basis
+                start, basis = head.start + waits, basis if head.basis is Basis.LIMITS else head.basis
         if self.jobs.terms.closes[job] <= start < FOREVER:
             return False
         self._count(self.promised, job, self._whole(job))
@@ -591,9 +698,16 @@ class Reference:
                     self.kept[node][resource] += amount * empty[node]
         return True
 
-    def _earliest(self, job: int, free: Free, end: Callable[[int], float]) -> tuple[float, Counts]:
-        """The first moment at which the gang fits when all others end as told, and the slots then."""
-        ends = sorted({end(other) for other in self.runs if end(other) < FOREVER})
+    def _earliest(
+        self, job: int, free: Free, ends_at: Callable[[int], float], gone: list[int] | None = None
+    ) -> tuple[float, Counts]:
+        """The first moment at which the gang fits when all others end as told, some of them at once, and the slots
+        then."""
+
+        def end(other: int) -> float:
+            return -FOREVER if gone and other in gone else ends_at(other)
+
+        ends = sorted({end(other) for other in self.runs if -FOREVER < end(other) < FOREVER})
         for moment in (-FOREVER, *ends):
             back = [list(each) for each in free]
             for other, places in self.runs.items():
@@ -751,6 +865,8 @@ class _Order:
         self.world, self.jobs_, self.size = world, world.jobs, size
         self.left = list(range(len(world.jobs.uids)))
         self.held: dict[int, dict[tuple[int, int], int]] = {}
+        self.passed: set[int] = set()
+        """Of those that were given out, the ones that run and yield."""
 
     def jobs(self) -> Iterator[tuple[int, Callable[[], None]]]:
         """(pending job, to be called when it starts or has room reserved)."""
@@ -761,6 +877,7 @@ class _Order:
             if self._waits(job):
                 yield job, lambda job=job: self._charge(job)  # type: ignore[misc]
             else:
+                self.passed.update({job} if self.jobs_.runs.yields[job] else ())
                 self._charge(job)
 
     def _waits(self, job: int) -> bool:
@@ -924,7 +1041,7 @@ class _Starts:
     def _has_taken(self, asked: Asked, head: _Head) -> bool:
         """Whether room was promised to a job on nodes that were reserved for a head before."""
         shares = asks(self.world, head.job).keys() & asks(self.world, self.jobs.uids.index(asked.uid)).keys()
-        return bool(shares) and any(asked.places[node] for node in head.nodes)
+        return bool(shares) and not asked.yields and any(asked.places[node] for node in head.nodes)
 
     def _to_wait_again(self) -> list[int]:
         """Those who are asked to end for others: they wait when they are gone."""
@@ -1050,7 +1167,7 @@ class _Growth:
         self.contested = {
             made._tree(job)
             for job, verdict in waits
-            if verdict == "quota" or (verdict == "room" and job not in heads and made._would_be_lent(job))
+            if verdict == "quota" or (verdict == "room" and job not in heads and made.would_be_lent(job))
         }
         runs, asked = made.jobs.runs, {uid for each in made.asked for uid, *_ in each.evicted}
         for job in made.rows:  # who gives way wants it back
