@@ -24,7 +24,7 @@ from muster.scheduling.snapshot import FOREVER, NONE, JobState, Preempts, Snapsh
 
 from . import oracle
 from .naive_places import Counts, Free, anywhere, asks, fits, place, reach, slots, suits
-from .naive_victims import Choice, Claimant, Use, Victims, age, by_length, gives, goes_on, lost, work
+from .naive_victims import Choice, Claimant, Use, Victims, Way, age, by_length, gives, goes_on, lost, work
 
 _WHOLE = 2.0**40
 
@@ -131,7 +131,8 @@ class Reference:
         self.told: list[int] = []
         self.in_vain: dict[int, tuple[int, frozenset[int]]] = {}
         self.refused: set[int] = set()
-        self.comes_back: Free = [[0] * len(world.resources) for _ in self.free]
+        self.left: list[dict[int, Way]] = []
+        """By set of victims, those who were asked."""
 
     def plan(self) -> Decided:
         waits: list[tuple[int, str]] = []
@@ -550,7 +551,7 @@ class Reference:
         if self._home(job) in self.held_back or self.in_vain.get(job) == (len(self.asked), passed):
             return False  # nobody is looked for again before others were asked to go
         before, self.size[job] = self.size[job], self._sizes(job)[-1]
-        spare = zip(self.free, self._spare(), self.comes_back, strict=True)
+        spare = zip(self.free, self._spare(), self._comes_back(job), strict=True)
         open_ = [[f + c if f + c < 0 else max(0, s + c) for f, s, c in zip(*each, strict=True)] for each in spare]
         kept = frozenset(row for row in self.runs if self.jobs.runs.yields[row] and self._is_kept_for_others(row))
         claimant = Claimant(job, self.size[job], open_, self._seen_by(job), frozenset(self.going), passed, kept)
@@ -566,7 +567,7 @@ class Reference:
     def _ask_these(self, job: int) -> bool:
         """The same of those alone who yield to it, for any room, which it yields in turn."""
         before, self.size[job] = self.size[job], self._sizes(job)[-1]
-        free = zip(self.free, self.comes_back, strict=True)
+        free = zip(self.free, self._comes_back(job), strict=True)
         open_ = [[f + c for f, c in zip(*each, strict=True)] for each in free]
         gone, passed, only = frozenset(self.going), self._passed(job), frozenset(self._yielding_to(job))
         victims = Victims(self.world, Claimant(job, self.size[job], open_, self._seen_by(job), gone, passed, only=only))
@@ -613,10 +614,20 @@ class Reference:
             yields,
         )
 
+    def _comes_back(self, job: int) -> Free:
+        """What those leave who were asked already, but for the sets of them of which one may not be gone before the
+        job's window closes."""
+        found: Free = [[0] * len(self.world.resources) for _ in self.free]
+        for asked in self.left:
+            if all(self.now + self.jobs.runs.grace[row] < self.jobs.terms.closes[job] for row in asked):
+                for row, way in asked.items():
+                    self._take(found, row, [-count for count in way.leave])
+        return found
+
     def _give_back(self, choice: Choice) -> None:
+        self.left.append(choice.asked)
         for row, way in choice.asked.items():
             self.going.add(row)
-            self._take(self.comes_back, row, [-count for count in way.leave])
             for resource, amount in gives(self.world, row, way).items():
                 self.promised[(*self._home(row), resource)] -= amount
 

@@ -133,6 +133,36 @@ def test_nobody_is_stopped_for_a_job_whose_window_closes_meanwhile(closes: float
     assert len(made.promises) == len(made.evictions)
 
 
+@pytest.mark.parametrize("closes", [301.0, 300.0])
+@pytest.mark.parametrize("same_plan", [False, True])
+def test_nobody_is_stopped_for_a_job_whose_window_closes_before_others_are_gone(closes: float, same_plan: bool) -> None:
+    """It needs a part of two nodes, one of which somebody else may take 300 s to leave: before, or for another."""
+    jobs = [
+        Job("leaves", on=("a",), leaving=not same_plan),
+        Job("low", on=("b",)),
+        Job("night", workers=2, gpus=5, priority=5),
+        *([Job("first", gpus=3, only_on=("a",), priority=6)] * same_plan),
+    ]
+    shot = snapshot([Node("a", used_gpus=8), Node("b", used_gpus=8)], jobs)
+    runs = replace(shot.jobs.runs, grace=np.array([300.0, 5.0, 5.0, 5.0])[: len(jobs)])
+    limits = np.full(len(jobs), FOREVER)
+    limits[2] = 1_000.0 + closes
+    terms = replace(shot.jobs.terms, closes=limits)
+    made = plan(replace(shot, now=1_000.0, jobs=replace(shot.jobs, runs=runs, terms=terms)))
+    assert ("low" in [each.uid for each in made.evictions]) == (closes > 300)
+
+
+@pytest.mark.parametrize("closes", [301.0, 300.0])
+def test_nor_before_others_have_given_their_quota_back(closes: float) -> None:
+    jobs = [Job("leaves", on=("a",), leaving=True), Job("low", on=("b",)), Job("night", workers=2, priority=5)]
+    jobs[2] = replace(jobs[2], only_on=("b", "c"))
+    shot = snapshot([Node("a", used_gpus=8), Node("b", used_gpus=8), Node("c")], jobs, [Queue(gpus=16)])
+    runs = replace(shot.jobs.runs, grace=np.array([300.0, 5.0, 5.0]))
+    terms = replace(shot.jobs.terms, closes=np.array([FOREVER, FOREVER, 1_000.0 + closes]))
+    made = plan(replace(shot, now=1_000.0, jobs=replace(shot.jobs, runs=runs, terms=terms)))
+    assert [each.uid for each in made.evictions] == (["low"] if closes > 300 else [])
+
+
 def test_a_job_that_is_alike_asks_though_the_window_of_the_one_before_it_is_about_to_close() -> None:
     world = cluster(Node("a"))
     running(world, Job("low"), "a")

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from muster.scheduling.claims import held_by
+from muster.scheduling.claims import held_by, in_time
 from muster.scheduling.gangs import Gang, Worker
 from muster.scheduling.grainwise import Measure, measure_of
 from muster.scheduling.quota import Ledger, Need
@@ -28,26 +28,47 @@ class Coming:
         room: R x N, in tree order.
         quota: what a ledger that keeps promises still counts.
         gone: rows whose end was decided in this plan.
+        freed: of those, by the set in which they were asked: their rows, places, and R x places.
     """
 
     room: Int
     quota: Returned
     gone: frozenset[int]
+    freed: tuple[tuple[tuple[int, ...], Int, Int], ...] = ()
 
     def after(self, rows: Sequence[int], places: Int, freed: Int, returned: Returned) -> Coming:
         """The same with more placements ending; `freed` is R x places."""
         room = self.room.copy()
         room[:, places] += freed
-        return replace(self, room=room, quota=self.quota + returned, gone=self.gone | set(rows))
+        apart = (*self.freed, (tuple(rows), places, freed))
+        return replace(self, room=room, quota=self.quota + returned, gone=self.gone | set(rows), freed=apart)
+
+    def in_time(self, snapshot: Snapshot, tree: Tree, job: int) -> Coming:
+        """The same without what those leave who may take so long to go that a job's window is shut by then: else others
+        would be asked to go for it in vain. A set of victims counts when all of them are gone."""
+        late = ~in_time(snapshot, job)
+        if not late.any():
+            return self
+        missing, room = coming_back(snapshot, tree, late), self.room.copy()
+        room -= missing.room
+        for rows, places, freed in self.freed:
+            if late[list(rows)].any():
+                room[:, places] -= freed
+        kept = [
+            (queue, flavour, tuple((resource, -amount) for resource, amount in need))
+            for queue, flavour, need in missing.quota
+        ]
+        return replace(self, room=room, quota=(*self.quota, *kept))
 
 
-def coming_back(snapshot: Snapshot, tree: Tree) -> Coming:
-    """What the snapshot's `leaving` placements give back.
+def coming_back(snapshot: Snapshot, tree: Tree, among: Mask | None = None) -> Coming:
+    """What the snapshot's `leaving` placements give back, or those of them that are `among` these.
 
     The quota of those that leave for the job they were asked for is that job's already (`muster.scheduling.promises`).
     """
     jobs, runs = snapshot.jobs, snapshot.jobs.runs
-    rows = np.flatnonzero(runs.leaving & jobs.holding & (np.diff(runs.first) > 0))
+    leave = runs.leaving & jobs.holding & (np.diff(runs.first) > 0)
+    rows = np.flatnonzero(leave if among is None else leave & among)
     room = np.zeros((len(snapshot.resources), len(tree.order)), dtype=np.int64)
     place_of = tree.place_of
     quota = []

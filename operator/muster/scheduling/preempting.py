@@ -74,9 +74,8 @@ class Preempting:
         round_, job = self._round, verdict.job
         if self.exhausted:  # first: it is so for most who ask
             return False
-        if not (round_.policy.preemption or round_.policy.backfill):
-            return False
-        if self._chances.nobody and not round_.evictions:
+        asking = round_.policy.preemption or round_.policy.backfill
+        if not asking or (self._chances.nobody and not round_.evictions):
             return False
         chances = self._chances
         alike = (round_.queue_of[job], round_.kinds.of[job], chances.priorities[job], chances.in_time(job))
@@ -222,6 +221,7 @@ class Preempting:
         if self._coming is None:
             # The quota of all who leave is off the ledger of promises already.
             self._coming = replace(coming_back(self._snapshot, round_.tree), quota=())
+        coming = self._coming.in_time(self._snapshot, round_.tree, job)
         yields = self._snapshot.jobs.runs.yields
         asked = np.ones(len(yields), dtype=np.bool_) if round_.policy.preemption else yields.copy()
         for row in np.flatnonzero(yields).tolist():
@@ -229,12 +229,12 @@ class Preempting:
         return find_victims(
             self._snapshot,
             round_.tree,
-            round_.room if there else round_.open_to_all(self._coming.room),
+            round_.room if there else round_.open_to_all(coming.room),
             self._owners.ledger_for(round_.queue_of[job], flavour, round_.kinds.need(kind, choice, gang.size)),
             round_.kinds.workers,
             gang,
             job,
-            self._coming,
+            coming,
             np.array(there, dtype=np.int64) if there else np.flatnonzero(asked).astype(np.int64),
             standing=self._chances.standing,
             flavour=flavour,
@@ -318,7 +318,7 @@ class _Chances:
         longest[~queues.shortest | (queues.within == int(Preempts.NEVER))] = -1.0
         self._longest: list[float] = longest.tolist()
         self.nobody = not len(there) and not shortest.any()
-        self._gone: list[float] = np.sort(snapshot.now + jobs.runs.grace[there]).tolist()
+        self._gone: list[float] = np.sort(snapshot.now + jobs.runs.grace[jobs.holding]).tolist()
         self._closes: list[float] = jobs.terms.closes.tolist()
         self._asks: list[bool] = (jobs.terms.reclaims & round_.policy.preemption).tolist()
         self._borrowers: dict[tuple[int, tuple[int, ...]], tuple[int, _Around]] = {}
