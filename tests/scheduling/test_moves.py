@@ -323,7 +323,7 @@ def test_a_gang_that_has_room_to_grow_is_told_what_it_waits_for() -> None:
     placed = world.jobs.runs.placed.copy()
     placed[-1] = NONE
     over = stays(with_jobs(world, runs=replace(world.jobs.runs, placed=placed)))
-    assert (over.reason, "or workers of its have ended" in over.message) == (StayReason.NODES_AWAY, True)
+    assert (over.reason, "or some of its workers have ended" in over.message) == (StayReason.NODES_AWAY, True)
 
 
 @thorough

@@ -137,11 +137,11 @@ class Growth:
         if queue == NONE or not is_open(snapshot, row):
             return Stay(StayReason.QUEUE_CLOSED, self._reasons.queue_closed(queue).message, step.size)
         if not starts_there(snapshot, row, step.nodes):
-            told = "it could not start again where it is: nodes of its take no new pods now (gone, cordoned, not ready)"
+            told = "some of its nodes take no new pods now (gone, cordoned, not ready)"
             base = snapshot.jobs.runs.nodes_of(snapshot.jobs.bases.get(row, row))
             if NONE in step.nodes or NONE in base:  # which of the two it is, a snapshot does not tell
-                told += ", or workers of its have ended"
-            return Stay(StayReason.NODES_AWAY, told, step.size)
+                told += ", or some of its workers have ended"
+            return Stay(StayReason.NODES_AWAY, f"{told}: it could not start again there", step.size)
         if np.isinf(terms.opens[row]):
             told = "it grows by a stop and a start, and the pods of its spec are refused: see its condition EditRefused"
             return Stay(StayReason.EDIT_REFUSED, told, step.size)
