@@ -10,7 +10,7 @@ from typing import Any, Final
 import typer
 from rich.console import Console
 
-from muster.cli.printing import plain_table, print_table
+from muster.cli.printing import PlainTable, print_table
 from muster.sizing.prices import catalogue
 from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.commit import claimant
@@ -243,7 +243,7 @@ def print_pruning(report: Mapping[str, Any]) -> None:
 
 def _print(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table as wide as it is: what reads it line by line is not to meet half a word."""
-    table = plain_table(titles, rows)
+    table = PlainTable(titles, rows)
     print_table(Console(highlight=False, markup=False), table)
 
 

@@ -17,9 +17,9 @@ from rich.table import Table
 from muster.cli.printing import (
     As,
     Output,
+    PlainTable,
     fail,
     note,
-    plain_table,
     print_json,
     print_sentence,
     print_table,
@@ -231,14 +231,14 @@ def list_(
         print_sentence(console, told)
 
 
-def _priced(currency: str, priced: Iterable[tuple[str, str, Price]], sources: Mapping[str, str]) -> Table:
+def _priced(currency: str, priced: Iterable[tuple[str, str, Price]], sources: Mapping[str, str]) -> PlainTable:
     """`sources`: what the table says of each."""
     titles = ("GPU", "CAPACITY", f"{currency} AN HOUR", "REGION", "AS OF", "SOURCE")
     rows = [
         (name, capacity, f"{price.amount:f}", price.region, str(price.as_of or ""), sources.get(price.source, ""))
         for name, capacity, price in priced
     ]
-    return plain_table(titles, rows)
+    return PlainTable(titles, rows)
 
 
 def _whose(found: Catalogue, asked: str) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from muster.cli.checkpoint_stores import open_store
 from muster.cli.checkpoint_tables import amount
-from muster.cli.printing import As, Output, fail, note, plain_table, print_json, print_table
+from muster.cli.printing import As, Output, PlainTable, fail, note, print_json, print_table
 from muster.cli.stored_history import HISTORY_URL, history
 from muster_protocol.checkpoints.inventory import take
 from muster_protocol.counts import counted
@@ -77,7 +77,7 @@ def reconcile(
     else:
         if changed:
             cells = [(fresh.uri, amount(fresh.bytes), amount(was.bytes)) for was, fresh in changed]
-            print_table(Console(markup=False, highlight=False), plain_table(("URI", "TAKES", "TOOK"), cells))
+            print_table(Console(markup=False, highlight=False), PlainTable(("URI", "TAKES", "TOOK"), cells))
         unseen = f", {len(failed)} could not be looked at" if failed else ""
         unwritten = ", nothing written" if dry_run else ""
         typer.echo(f"{counted(looked, 'uri')} looked at, {len(changed)} changed{unseen}{unwritten}")

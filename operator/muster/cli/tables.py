@@ -18,9 +18,9 @@ from muster.cli.printing import (
     UNSEEN,
     Cell,
     Output,
+    PlainTable,
     natural_width,
     note,
-    plain_table,
     print_json,
     print_table,
     too_wide,
@@ -270,11 +270,11 @@ def _print(
     if not rows:
         console.print(none, highlight=False)
         return
-    table = plain_table(titles, rows)
+    table = PlainTable(titles, rows)
     if narrow is None or not too_wide(console, table):
         print_table(console, table)
         return
-    print_table(console, plain_table(titles, narrow))
+    print_table(console, PlainTable(titles, narrow))
     if any(row[-1] != short[-1] for row, short in zip(rows, narrow, strict=True)):
         wide = natural_width(console, table)
         note(f"{titles[-1]} has one word each: `muster status JOB` says all, as does a terminal of {wide} columns")

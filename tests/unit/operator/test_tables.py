@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import re
 from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from muster.api.placement import Placement
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingqueue import TrainingQueue
 from muster.cli.checkpoint_tables import natural
-from muster.cli.printing import plain_table, print_table
+from muster.cli.printing import PlainTable, natural_width, print_table
 from muster.cli.scene import NotThere
 from muster.cli.tables import JOB_TITLES, below, budgets, job_row, queue_rows, readable
 from muster.server.queues import summaries
@@ -144,10 +147,23 @@ def test_a_circle_of_parents_ends() -> None:
 
 def test_where_no_terminal_reads_no_line_ends_in_spaces(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [("a", ""), ("b", "a long sentence [with brackets]" * 10)]
-    print_table(Console(markup=False), plain_table(("NAME", "WHY"), rows))
+    print_table(Console(markup=False), PlainTable(("NAME", "WHY"), rows))
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["NAME  WHY", "a"]
     assert lines[2] == f"b     {'a long sentence [with brackets]' * 10}"
+
+
+def test_a_row_is_one_line_and_its_columns_stand_below_each_other() -> None:
+    written = io.StringIO()
+    console = Console(markup=False, width=40, force_terminal=True, color_system="standard", file=written)
+    rows = [("模型", Text("Running", "green"), "of 2\nlines\x1b[2J"), ("a", Text(""), "[x]")]
+    table = PlainTable(("NAME", "PHASE", "WHY"), rows)
+    assert natural_width(console, table) == len("NAME  Running  of 2 lines[2J")
+    print_table(console, table)
+    shown = written.getvalue()
+    assert "\x1b[32mRunning\x1b[0m" in shown
+    lines = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()]
+    assert lines == ["NAME  PHASE    WHY", "模型  Running  of 2 lines[2J", "a              [x]"]
 
 
 def test_tensors_stand_in_the_order_in_which_people_count() -> None:
