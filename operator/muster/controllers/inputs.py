@@ -236,9 +236,10 @@ class Inputs:
         """Whether a gang has workers beyond its base, and the kind and flavour of their nodes by their present labels:
         others may have changed at the same time, so that there are as many of each flavour as before."""
         had = record.placement or record.promise
-        there = _nodes_beyond(had) if had else []
+        if had is None or not (there := _nodes_beyond(had)):  # nearly all
+            return False, "", ""
         node = next((node for node in map(self._cache.node, there) if node is not None), None)
-        return bool(there), capacity_of(node.labels) if node is not None else "", self._flavour_there(there)
+        return True, capacity_of(node.labels) if node is not None else "", self._flavour_there(there)
 
     def no_priority_class(self, record: Record) -> str:
         """What is wrong with the PriorityClass that the job names, or ""."""
