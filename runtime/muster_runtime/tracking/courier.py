@@ -195,8 +195,10 @@ class Courier:
         return self._tracker
 
     def _close(self) -> None:
-        if self._status is not None and self._status is not RunStatus.RUNNING:
-            self._refused_by(methodcaller("end", self._status, self._ended_at))
+        if self._status is None or self._status is RunStatus.RUNNING:
+            return
+        if rejected := self._refused_by(methodcaller("end", self._status, self._ended_at)):
+            self._rejected = str(rejected)
 
     def _news(self, **changes: object) -> None:
         told = replace(self._told, dropped=self._dropped, **changes)  # type: ignore[arg-type]

@@ -376,6 +376,15 @@ def test_the_end_of_a_run_that_was_removed_is_told_to_a_new_one() -> None:
     assert (log.begun, log.status) == (2, RunStatus.FINISHED)
 
 
+def test_an_end_that_is_refused_again_is_told() -> None:
+    class Endless(Log):
+        def end(self, status: RunStatus, at: float) -> None:
+            raise Rejected("no such status")
+
+    told = bring(Endless(), 1)
+    assert (told[-1].well, told[-1].text, told[-1].dropped) == (True, "no such status", 0)
+
+
 @pytest.mark.parametrize(
     "packet", [b"", b"\xff", b"[]", b'{"points": [3]}', b'{"params": 3}', b'{"end": "?"}', b'{"end": "FAILED"}']
 )
