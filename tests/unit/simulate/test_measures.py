@@ -160,40 +160,40 @@ def test_the_command_shows_policies_side_by_side(tmp_path: Path) -> None:
     assert [(row["policy"], row["jobs"], row["never"]) for row in rows] == [("easy", 3, 0)]
 
 
+def simulated(folder: Path, nodes: str, jobs: str, *policies: str) -> str:
+    """What the command prints of a cluster of these `nodes` and a trace of these lines."""
+    (folder / "cluster.yaml").write_text(f"nodes:\n{nodes}")
+    (folder / "trace.csv").write_text(f"submit,gpus,duration,queue\n{jobs}")
+    chosen = [word for policy in policies for word in ("--policy", policy)]
+    files = [str(folder / "cluster.yaml"), str(folder / "trace.csv")]
+    return CliRunner().invoke(app, ["simulate", *files, *chosen]).output
+
+
 def test_jobs_that_never_end_are_told_apart_from_one_that_is_too_large_and_means_are_marked(tmp_path: Path) -> None:
-    (tmp_path / "cluster.yaml").write_text("nodes:\n- {count: 2, gpus: 8}\n")
-    jobs = ("0,4,100,a", "1,64,100,a", "2,4,100,a", "3,4,100,a")
-    (tmp_path / "trace.csv").write_text("\n".join(("submit,gpus,duration,queue", *jobs)) + "\n")
-    files = [str(tmp_path / "cluster.yaml"), str(tmp_path / "trace.csv")]
-    shown = CliRunner().invoke(app, ["simulate", *files, "--policy", "fifo", "--policy", "easy"])
+    jobs = "0,4,100,a\n1,64,100,a\n2,4,100,a\n3,4,100,a\n"
+    shown = simulated(tmp_path, "- {count: 2, gpus: 8}\n", jobs, "fifo", "easy")
     first = "the first with submit 1, 64 GPUs and queue a; it asks for more than the cluster's 16 GPUs"
-    assert f"fifo: 3 jobs never ended, {first}, and the others never" in shown.output
-    assert f"easy: 1 job never ended, {first}\n" in shown.output
-    assert "of 1 of 4 jobs" in shown.output
-    assert "of 3 of 4 jobs" in shown.output
+    assert f"fifo: 3 jobs never ended, {first}, and the others never" in shown
+    assert f"easy: 1 job never ended, {first}\n" in shown
+    assert "of 1 of 4 jobs" in shown
+    assert "of 3 of 4 jobs" in shown
 
 
 def test_a_job_whose_workers_no_empty_cluster_could_hold_is_told_so_by_every_policy(tmp_path: Path) -> None:
-    (tmp_path / "cluster.yaml").write_text("nodes:\n- {count: 1, gpus: 8}\n- {count: 2, gpus: 4}\n")
-    (tmp_path / "trace.csv").write_text("submit,gpus,duration,queue\n0,16,100,a\n")
-    files = [str(tmp_path / "cluster.yaml"), str(tmp_path / "trace.csv")]
-    shown = CliRunner().invoke(app, ["simulate", *files, "--policy", "fifo"])
+    shown = simulated(tmp_path, "- {count: 1, gpus: 8}\n- {count: 2, gpus: 4}\n", "0,16,100,a\n", "fifo")
     assert (
         "fifo: 1 job never ended, the first with submit 0, 16 GPUs and queue a; it needs 2 workers of 8 GPUs, and the "
         "nodes of H100/on-demand have room for 1 when they are empty\n"
-    ) in shown.output
-    assert "no job ended" in shown.output
+    ) in shown
+    assert "no job ended" in shown
 
 
 def test_gpus_that_no_equal_workers_can_have_are_rounded_up_aloud(tmp_path: Path) -> None:
-    (tmp_path / "cluster.yaml").write_text("nodes:\n- {count: 3, gpus: 8}\n")
-    (tmp_path / "trace.csv").write_text("submit,gpus,duration,queue\n0,12,100,a\n1,9,100,a\n2,17,100,a\n")
-    files = [str(tmp_path / "cluster.yaml"), str(tmp_path / "trace.csv")]
-    shown = CliRunner().invoke(app, ["simulate", *files, "--policy", "fifo"])
+    shown = simulated(tmp_path, "- {count: 3, gpus: 8}\n", "0,12,100,a\n1,9,100,a\n2,17,100,a\n", "fifo")
     assert (
         "workers have equal sizes, so 2 jobs took more GPUs than the trace says: the first, with submit 1, 9 GPUs and "
         "queue a, had 2 workers of 5 GPUs\n"
-    ) in shown.output
+    ) in shown
 
 
 def test_the_command_makes_traces_that_it_reads(tmp_path: Path) -> None:
