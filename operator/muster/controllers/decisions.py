@@ -77,7 +77,7 @@ class Decisions:
         promises = {promise.uid: promise for promise in decided.promises}
         evictions: dict[str, list[Eviction]] = defaultdict(list)
         for eviction in decided.evictions:
-            if eviction.beneficiary and eviction.beneficiary != eviction.uid:
+            if eviction.beneficiary and not eviction.for_itself:
                 evictions[eviction.beneficiary].append(eviction)
             else:
                 self._stop(snapshot, eviction, promises.get(eviction.uid), names, now)

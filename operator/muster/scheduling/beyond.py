@@ -103,7 +103,7 @@ class _Both:
                 continue
             end = ends[uid]
             reason = MoveReason.SHRUNK if end.reason in _SHRINKS else end.reason
-            beneficiary = own if end.beneficiary == uid else end.beneficiary
+            beneficiary = own if end.for_itself else end.beneficiary
             nodes = self._snapshot.jobs.runs.nodes_of(base)
             may = uid in onward or uid not in self._needed
             if may and stands(self._snapshot, base, nodes).all():

@@ -152,6 +152,11 @@ class Eviction:
     beneficiary: str = ""
     lost: float = 0.0
 
+    @property
+    def for_itself(self) -> bool:
+        """It moves or is resized for its own good, and makes room for nobody."""
+        return self.beneficiary == self.uid
+
 
 @dataclass(frozen=True)
 class Promise:

@@ -292,7 +292,7 @@ class Round:
         `moves`: those as well who move or grow for their own good, and make room for nobody."""
         if not self.evictions:
             return self.snapshot
-        going = {each.uid for each in self.evictions if moves or each.beneficiary != each.uid}
+        going = {each.uid for each in self.evictions if moves or not each.for_itself}
         jobs = self.snapshot.jobs
         ends = np.array([uid in going for uid in jobs.uids], dtype=np.bool_)
         for row, base in jobs.bases.items():
@@ -303,8 +303,8 @@ class Round:
     def longest_grace(self) -> float:
         """Seconds until the last of those is gone who make room for others in this plan."""
         row = {uid: index for index, uid in enumerate(self.snapshot.jobs.uids)} if self.evictions else {}
-        graces, going = self.snapshot.jobs.runs.grace, [e for e in self.evictions if e.beneficiary != e.uid]
-        return max((float(graces[row[each.uid]]) for each in going), default=0.0)
+        graces = self.snapshot.jobs.runs.grace
+        return max((float(graces[row[each.uid]]) for each in self.evictions if not each.for_itself), default=0.0)
 
     def _promise(self, queue: int, flavour: int, need: Need, sign: int) -> None:
         """Change the ledger of promises: see `journal`."""
