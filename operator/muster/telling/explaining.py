@@ -253,7 +253,9 @@ def _told_no_step(status: TrainingJobStatus) -> str:
         return ""
     if status.failure is not None and status.failure.cause in OF_THE_SCRIPT:
         return "its script failed and had told of no step"
-    return "it was stopped and had told of no step" if status.placements and status.placement is None else ""
+    if not status.placements or status.placement is not None:
+        return ""
+    return f"it {'has ended' if status.phase in FINAL else 'was stopped'} and had told of no step"
 
 
 def _counted(scene: Scene, known: Goodput) -> str:

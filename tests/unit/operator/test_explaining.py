@@ -186,6 +186,9 @@ def test_a_script_that_was_stopped_and_told_of_no_step_may_have_trained() -> Non
     lines = shown(job(phase="Queued", placements=1, goodput=known, submittedAt="2026-01-02T03:02:11Z"))
     assert "goodput unknown it was stopped and had told of no step" in lines
     assert "1m6s 57.9% starting, or at work without a word of a step" in lines
+    failed = {"message": "the bucket 'nowhere' does not exist", "cause": "storage", "at": "2026-01-02T03:03:05Z"}
+    ended = shown(job(phase="Failed", placements=1, goodput=known, failure=failed))
+    assert "goodput unknown it has ended and had told of no step" in ended
     never = shown(job(phase="Queued", submittedAt="2026-01-02T03:02:11Z"))
     assert not any("goodput" in line for line in never)
 
