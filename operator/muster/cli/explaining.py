@@ -71,7 +71,7 @@ def _grid(rows: tuple[tuple[str, ...], ...]) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column("")
     for number in used:
-        grid.add_column(no_wrap=number != used[-1])
+        grid.add_column(no_wrap=number != used[-1], overflow="fold")
     for row in rows:
         grid.add_row("", *(Text(row[number]) for number in used))
     return grid

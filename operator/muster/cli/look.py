@@ -153,7 +153,7 @@ def _facts(scene: Scene) -> Table:
     phase = status.phase
     head = Table.grid(padding=(0, 2))
     head.add_column(style="bold", no_wrap=True)
-    head.add_column()
+    head.add_column(overflow="fold")  # an URI, or a path in a traceback, is told to its end
     if scene.unled is not None and phase not in FINAL:
         head.add_row("Operator", Text(scene.unled.told(scene.now), "bold red"))
     head.add_row("Phase", Text(phase.value if phase else UNSEEN, STYLES.get(phase, "")))  # type: ignore[arg-type]
@@ -341,7 +341,7 @@ def _not_told_above(scene: Scene) -> list[dict[str, Any]]:
 def _events(scene: Scene, events: Sequence[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("SEEN", "EVENT", "MESSAGE"):
-        table.add_column(title)
+        table.add_column(title, overflow="fold")
     place = scene.job.status.queue
     for event in events:
         told = event.get("message", "")

@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -14,6 +15,7 @@ from muster.api.common import Resource
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingqueue import TrainingQueue, with_below
 from muster.cli.printing import (
+    GAP,
     STYLES,
     UNSEEN,
     Cell,
@@ -264,8 +266,8 @@ def _print(
     *,
     narrow: Sequence[Sequence[Cell]] | None = None,
 ) -> None:
-    """A table, a line for each row, as wide as it is: what reads it line by line is not to meet half a word. `narrow`
-    is shown instead where the terminal is too narrow for `rows`."""
+    """A table, a line for each row, as wide as it is: what reads it line by line is not to meet half a word. Of
+    `narrow` come the rows that are too long for the terminal."""
     console = Console(markup=False)
     if not rows:
         console.print(none, highlight=False)
@@ -274,7 +276,12 @@ def _print(
     if narrow is None or not too_wide(console, table):
         print_table(console, table)
         return
-    print_table(console, PlainTable(titles, narrow))
-    if any(row[-1] != short[-1] for row, short in zip(rows, narrow, strict=True)):
+    # All columns but the last, which nothing stands behind.
+    left = console.width - natural_width(console, PlainTable(titles[:-1], [row[:-1] for row in rows])) - GAP
+    fitting = [row if cell_len(str(row[-1])) <= left else short for row, short in zip(rows, narrow, strict=True)]
+    print_table(console, PlainTable(titles, fitting))
+    cut = sum(row[-1] != shown[-1] for row, shown in zip(rows, fitting, strict=True))
+    if cut:
         wide = natural_width(console, table)
-        note(f"{titles[-1]} has one word each: `muster status JOB` says all, as does a terminal of {wide} columns")
+        of = f" of {cut} of {len(rows)} jobs" if len(rows) > 1 else ""
+        note(f"{titles[-1]}{of} is one word: `muster status JOB` says all, as does a terminal of {wide} columns")

@@ -141,7 +141,15 @@ async def test_a_terminal_too_narrow_for_the_sentences_is_told_where_they_are(
         told = capsys.readouterr()
         assert "QuotaExceeded" in told.out
         assert ("8 GPUs are missing" in told.out) is not cut
-        assert ("muster: WHY has one word each: `muster status JOB` says all" in told.err) is cut
+        assert ("muster: WHY is one word: `muster status JOB` says all" in told.err) is cut
+    short = {**waits, "metadata": {**waits["metadata"], "name": "b"}}
+    short["status"] = {"phase": "Queued", "queue": {"reason": "QueueClosed", "message": "held"}}
+    monkeypatch.setenv("COLUMNS", "90")
+    assert await ask(Server(waits, short)) == 0
+    told = capsys.readouterr()
+    assert "QueueClosed: held" in told.out, "one that is too long hides no other"
+    assert "8 GPUs are missing" not in told.out
+    assert "WHY of 1 of 2 jobs is one word" in told.err
     monkeypatch.setenv("COLUMNS", "40")
     assert await ask(Server(job("runs"))) == 0
     assert capsys.readouterr().err == "", "nothing is left out"

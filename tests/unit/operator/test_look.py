@@ -501,6 +501,18 @@ def test_pods_of_a_long_name_can_be_told_apart_on_a_narrow_terminal() -> None:
     assert all(f"g1-{index}-0"[-4:] in text for index in range(2))
 
 
+@pytest.mark.parametrize("shape", [render, page])
+def test_a_path_that_is_longer_than_the_terminal_is_told_to_its_end(shape: Any) -> None:
+    path = f"/opt/{'deep/' * 20}serialization.py"
+    failure = {"message": "it failed", "cause": "user", "traceback": f'File "{path}", line 7'}
+    failed = job(phase="Failed", failure=failure)
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(shape(Scene(failed, (), (), NOW)))
+    text = console.export_text()
+    assert "…" not in text
+    assert "serialization.py" in "".join(text.split())
+
+
 def test_a_worker_that_has_ended_while_others_run_is_told_and_one_of_a_gang_that_ends_is_not() -> None:
     placed = {"generation": 1, "workers": 3, "nodes": [{"node": "a", "indexes": "0-2"}]}
     runs = job(phase="Running", placement=placed, runningSince="2026-01-02T02:04:05Z")
