@@ -334,6 +334,11 @@ class PulseReader:
         except ValueError:
             return None
 
+    def reached(self) -> int:
+        """Steps that some rank has done; 0 where none tells."""
+        beats = (self.read(local_rank) for local_rank in range(len(self._words) // _SIZE))
+        return max((beat.step for beat in beats if beat is not None), default=0)
+
     def told(self, local_rank: int) -> Told | None:
         """What the rank's time counts as; None likewise, and before its session begins."""
         word = self._read(local_rank)

@@ -48,6 +48,7 @@ from muster.telling.wording import (
     short,
     silent,
     size_kept,
+    standing_still,
     survived,
     told_of_ended,
     tracked,
@@ -168,6 +169,8 @@ def _facts(scene: Scene) -> Table:
         head.add_row(title, told)
     if old := silent(scene):
         head.add_row("Silent", Text(old, "yellow"))
+    if still := standing_still(scene):
+        head.add_row("Still", Text(still, "yellow"))
     if over := told_of_ended(ended_early(scene)):
         head.add_row("Ended", Text(over, "yellow"))
     if first := before_the_first_step(scene):
@@ -287,7 +290,8 @@ def _progress(scene: Scene) -> RenderableType:
     told = f"step {progress.step}"
     if progress.total_steps:
         told += f" of {progress.total_steps}"
-    for name, value in (("loss", progress.loss), ("steps/s", progress.steps_per_second)):
+    pace = "" if standing_still(scene) else progress.steps_per_second
+    for name, value in (("loss", progress.loss), ("steps/s", pace)):
         if value:
             told += f"   {name} {short(value)}"
     if left := seconds_left(scene):

@@ -27,6 +27,7 @@ from muster.telling.wording import (
     gpu_time,
     silent,
     size_kept,
+    standing_still,
     survived,
     told_of_ended,
     tracked,
@@ -123,7 +124,7 @@ def _why(scene: Scene) -> Iterator[tuple[str, str]]:
             yield "", first
     if fewer := size_kept(scene) or below(scene):
         yield "", fewer
-    if old := silent(scene):
+    if old := silent(scene) or standing_still(scene):
         yield "", old
     if place is not None and place.position:
         yield "", f"place {place.position} in the order of queue {job.spec.queue}"

@@ -354,6 +354,8 @@ class Launcher:
             self._progress.take(message)
             self._metrics.take(message)
             self._tracking.hear(message)
+        if self._folder is not None and any(rank.exit_code for rank in self._ranks.all):
+            self._progress.reach(self._folder.pulse.reached())
 
     def _leave_folder(self) -> None:
         self._hangs.end()

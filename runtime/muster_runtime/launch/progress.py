@@ -76,6 +76,11 @@ class Progress:
         elif isinstance(message, report.Lost):
             self.warned.take(f"rank {message.rank} had more to report than its launcher took: some of it is lost")
 
+    def reach(self, step: int) -> None:
+        """Steps that a rank which has failed had done: what it reports is up to a second old, and nobody reports at a
+        SIGKILL. Two failures at one step could be taken for two."""
+        self.step = None if self.step is None else max(self.step, step)
+
     def begin_anew(self) -> None:
         """The ranks were started again: what they report goes on from where they resume."""
         self.last = self.step = self.resumed_from = None

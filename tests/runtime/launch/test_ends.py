@@ -286,6 +286,27 @@ def test_sigterm_at_any_pod_stops_the_sessions_of_all_with_a_checkpoint(make_gan
     assert gang.marks("sigterm") == set(), "a session is asked by the control word, not by a signal"
 
 
+KILLED = """
+import torch
+import muster_runtime as muster
+session = muster.start()
+model = session.wrap(torch.nn.Linear(4, 1))
+session.track(model=model)
+for step in session.steps(100):
+    if step == 40 and RANK == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    model(torch.ones(2, 4)).sum().backward()
+"""
+
+
+def test_a_rank_that_is_killed_is_told_with_the_steps_that_it_had_done(make_gang: MakeGang) -> None:
+    """It reports once a second: so the same want of memory would be another one each time."""
+    gang = make_gang(2, GLOO_SOCKET_IFNAME="lo")
+    _, killed = gang.all(gang.script(KILLED))
+    facts = killed.end()
+    assert (facts.cause, facts.step) == (Cause.USER, 40), killed.log()
+
+
 def test_a_plain_script_gets_sigterm_at_once(make_gang: MakeGang) -> None:
     gang = make_gang(2)
     pods = gang.all(gang.script(PLAIN), MUSTER_GRACE_SECONDS="60")

@@ -461,6 +461,18 @@ def test_while_a_lost_worker_is_made_anew_and_up_to_the_next_step_nothing_is_tol
     assert "steps/s 2.1   5m left" in shown(Scene(trains, (), (), NOW))
 
 
+def test_of_a_gang_that_stands_still_no_pace_is_told() -> None:
+    placement = {"generation": 1, "workers": 2, "nodes": [{"node": "a", "indexes": "0-1"}]}
+    done: dict[str, Any] = {"step": 40, "totalSteps": 90, "stepsPerSecond": "2.1", "eta": "2026-01-02T03:09:05Z"}
+    run = {"phase": "Running", "runningSince": "2026-01-02T02:00:00Z", "placement": placement}
+    still = {"progress": {**done, "updatedAt": "2026-01-02T03:01:00Z"}, "goodput": {"until": "2026-01-02T03:04:00Z"}}
+    text = shown(Scene(job(**run, **still), (), (), NOW))
+    assert "no step was done for 3m, after 2.1 a second" in text
+    assert "muster stacks" in text
+    assert "steps/s" not in text
+    assert " left" not in text
+
+
 def test_without_a_terminal_no_line_is_cut_wrapped_or_framed(capsys: pytest.CaptureFixture[str]) -> None:
     told = "no room: " + "word " * 60 + "end"
     waiting = job(phase="Queued", queue={"reason": "InsufficientCapacity", "message": told})

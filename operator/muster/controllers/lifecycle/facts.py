@@ -93,6 +93,14 @@ def _progress(turn: Turn, step: int, told: tuple[int, str] | None) -> None:
     turn.draft.set(progress=(old or Progress(step=step, updated_at=turn.s.now)).model_copy(update=update))
 
 
+def reach(turn: Turn, step: int | None) -> None:
+    """A failure that was answered in the pods tells how far the ranks were. Of those that run now nothing is known by
+    that: when progress was told last stays what it was."""
+    old = turn.status.progress
+    if step is not None and old is not None and old.step < step:
+        turn.draft.set(progress=old.model_copy(update={"step": step, "loss": None, "eta": None}))
+
+
 def _checkpoint(turn: Turn, step: int) -> None:
     old, spec = turn.status.checkpoint, turn.s.spec.checkpoint
     if spec is None or (old is not None and old.step >= step):

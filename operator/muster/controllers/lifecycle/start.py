@@ -16,7 +16,7 @@ from muster.api.trainingjob_status import Failure, ProfileStatus
 from muster.cluster.hindrances import PODS_ARE_MADE, keeps_pods
 from muster.cluster.status import is_true, reason_of
 from muster.controllers.lifecycle import blame, failure, hindrance
-from muster.controllers.lifecycle.facts import tell_numerics
+from muster.controllers.lifecycle.facts import reach, tell_numerics
 from muster.controllers.lifecycle.turn import Turn
 from muster.controllers.lifecycle.withdraw import UNSCHEDULABLE_PATIENCE
 from muster_protocol.counts import all_of
@@ -141,6 +141,7 @@ def _keep_failure(turn: Turn, ended: Ended) -> None:
     except ValidationError:
         return
     turn.draft.set(failure=known)
+    reach(turn, known.step)
     if known.node and ended.cause == Cause.HANG.value and ended.suspect:
         blame.book(turn, known.node, FaultCause.HANG, known.message)
 

@@ -13,6 +13,7 @@ from muster.api.effective import effective_spec
 from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.placement import Victim
 from muster.api.trainingjob import TrainingJob
+from muster.api.trainingjob_status import Progress
 from muster.cluster.views import PodView
 from muster.controllers.lifecycle.causes import End, Kind
 from muster.controllers.lifecycle.failure import allowed_in_place, sentence
@@ -123,6 +124,23 @@ def test_what_a_restart_in_place_followed_is_kept_with_its_stack() -> None:
     assert failure is not None
     assert (failure.cause, failure.index, failure.rank, failure.node) == ("hang", 1, 1, "n1")
     assert (failure.message, failure.traceback, case.phase) == ("rank 1 hangs", "in stuck", "Running")
+
+
+def test_a_failure_tells_how_far_the_ranks_were_and_nothing_of_those_that_run_now() -> None:
+    case = Case(trainingjob())
+    case.start()
+    assert case.launcher is not None
+    crash = Ended(1, 1, Cause.USER.value, "ValueError", 1, crash=True, step=16)
+    known = Progress(step=6, loss="0.5", total_steps=90, updated_at=case.now)
+    case.job = case.job.model_copy(update={"status": case.job.status.model_copy(update={"progress": known})})
+    case.later(10)
+    case.launcher = replace(case.launcher, incarnation=2, restarts=1, restarted_after="ValueError", restarted_by=crash)
+    case.settle()
+    assert case.job.status.progress == known.model_copy(update={"step": 16, "loss": None})
+    case.launcher = replace(case.launcher, restarts=2, incarnation=3, restarted_by=replace(crash, step=12))
+    case.settle()
+    assert case.job.status.progress is not None
+    assert case.job.status.progress.step == 16
 
 
 def test_unsound_steps_are_counted_and_told_as_they_come() -> None:
