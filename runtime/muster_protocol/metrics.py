@@ -89,9 +89,12 @@ GRAD_NORM: Final = _gauge(
     who=INDEX_0,
 )
 LOSS: Final = _gauge("muster_worker_loss", "Last reported loss of the global batch.", who=INDEX_0)
-TOKENS: Final = _gauge("muster_worker_tokens_per_second", "Tokens a second of the whole gang.", who=INDEX_0)
-SAMPLES: Final = _gauge("muster_worker_samples_per_second", "Samples a second of the whole gang.", who=INDEX_0)
-MFU: Final = _gauge("muster_worker_mfu_ratio", "Model FLOP utilisation, 0 to 1.", who=INDEX_0)
+_STANDS: Final = "None while no step is done for a minute, and for three times as long as one takes."
+TOKENS: Final = _gauge("muster_worker_tokens_per_second", f"Tokens a second of the whole gang. {_STANDS}", who=INDEX_0)
+SAMPLES: Final = _gauge(
+    "muster_worker_samples_per_second", f"Samples a second of the whole gang. {_STANDS}", who=INDEX_0
+)
+MFU: Final = _gauge("muster_worker_mfu_ratio", f"Model FLOP utilisation, 0 to 1. {_STANDS}", who=INDEX_0)
 RANKS: Final = _gauge("muster_worker_ranks_running", "Rank processes that run in this pod.")
 INCARNATION: Final = _gauge("muster_worker_incarnation", "Counts every restart of the gang's processes.")
 STRAGGLER: Final = _gauge(
@@ -163,7 +166,7 @@ PROGRESS: Final = _gauge(
     who=INDEX_0,
 )
 ETA: Final = _gauge(
-    "muster_run_eta_seconds", "Time to the run's last step, at the pace of the last minute.", who=INDEX_0
+    "muster_run_eta_seconds", f"Time to the run's last step, at the pace of the last minute. {_STANDS}", who=INDEX_0
 )
 TOTAL_STEPS: Final = _gauge("muster_run_total_steps", "Steps of the whole run, where the script tells.", who=INDEX_0)
 

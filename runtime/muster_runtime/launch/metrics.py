@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from muster_protocol import metrics as declared
 from muster_protocol.goodput import Spent
@@ -19,10 +20,20 @@ if TYPE_CHECKING:
     from prometheus_client import Counter, Gauge, Histogram
 
 
+PACE_SECONDS: Final = 60.0
+PACE_STEPS: Final = 3
+"""After so long without a word of a step, and as long as so many steps take, a gang has no pace."""
+
+
 class Metrics:
     """The gang's own figures (loss, tokens, MFU) are given by index 0 alone, so that sums over pods stay true."""
 
-    def __init__(self, config: Config, gathered: Callable[[], Iterable[Sample]]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        gathered: Callable[[], Iterable[Sample]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         vendored.use()
         from prometheus_client import CollectorRegistry, disable_created_metrics
 
@@ -39,6 +50,7 @@ class Metrics:
         self._registry.register(Gathered(self._values, gathered))
         self._spent = Spent()
         self._dropped = 0
+        self._clock, self._pace_ends = clock, -math.inf
         if config.checkpoint_uri and config.leads:
             self._gauge(declared.COMMITTED_AT, time.time())
             self._gauge(declared.FELL_BACK_AT, 0)
@@ -79,7 +91,7 @@ class Metrics:
             return
         self._gauge(declared.TOTAL_STEPS, total)
         self._gauge(declared.PROGRESS, min(1.0, step / total))
-        if steps_per_second:
+        if steps_per_second and self._clock() < self._pace_ends:
             self._gauge(declared.ETA, max(0, total - step) / steps_per_second)
 
     def processes(self, running: int, incarnation: int) -> None:
@@ -104,6 +116,8 @@ class Metrics:
         """(body, content type) for Prometheus."""
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+        if self._clock() >= self._pace_ends:
+            self._forget_pace()
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
     def _progress(self, message: report.Progress) -> None:
@@ -122,6 +136,12 @@ class Metrics:
         ):
             if value is not None:
                 self._gauge(metric, value)
+        self._pace_ends = self._clock() + max(PACE_SECONDS, PACE_STEPS * (message.step_seconds or 0.0))
+
+    def _forget_pace(self) -> None:
+        """A gang that stands still, or whose ranks are gone, does not do what it did a second before."""
+        for metric in (declared.TOKENS, declared.SAMPLES, declared.MFU, declared.ETA):
+            self._gauges[metric.name].clear()
 
     def _committed(self, message: report.CheckpointCommitted) -> None:
         self._gauge(declared.COMMITTED_STEP, message.step)

@@ -58,6 +58,23 @@ def at_work() -> LauncherMetrics:
     return metrics
 
 
+def test_a_gang_that_stands_still_has_no_pace() -> None:
+    """Three of its steps, and a minute, are not long; the step and the loss that it has reached stay."""
+    now = [0.0]
+    laptop = config.read({}, ("python", "x.py"))
+    metrics = LauncherMetrics(replace(laptop, job="job", namespace="ns"), lambda: (), lambda: now[0])
+    paces = ("tokens_per_second{", "samples_per_second{", "mfu_ratio{", "eta_seconds{")
+    for step, seconds, lasts in ((1, 0.5, 60.0), (2, 50.0, 150.0)):
+        metrics.take(report.Progress(0, step, 8, "2.5", seconds, 1000.0, 4.0, 0.5))
+        for later, there in ((lasts - 1.0, True), (1.0, False), (1.0, False)):
+            now[0] += later
+            metrics.pace(step, 8, 2.0)
+            text = metrics.text()[0].decode()
+            assert [pace in text for pace in paces] == [there] * 4
+            assert f'rank="0"}} {step}.0' in text
+            assert "muster_worker_loss{" in text
+
+
 def test_the_operator_serves_what_is_declared() -> None:
     assert families(Metrics().text()) == {one.name: one.kind.value for one in OPERATOR}
 
