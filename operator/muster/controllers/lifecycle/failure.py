@@ -88,7 +88,9 @@ def recover(turn: Turn) -> bool:
     book_failures(turn, placement, answered, cause.memory_restarts, "user", "a crash of the script")
     record(turn, cause)
     failures = (turn.status.failures or 0) + answered + (1 if cause.kind in COUNTED else 0)
-    turn.draft.set(failures=failures or None, placement=placement.settled())
+    unseen = max(0, min(answered, MAX_RESTARTS + 1) - (placement.restarts or 0))  # no launcher was asked in between
+    in_place = (turn.status.restarts_in_place or 0) + unseen
+    turn.draft.set(failures=failures or None, restarts_in_place=in_place or None, placement=placement.settled())
     blame.note(turn, cause)
     if cause.kind is Kind.MAX_RUNTIME:
         told = replace(cause, index=-1, message=cause.message or "maxRuntime is over")  # no worker is to blame

@@ -106,7 +106,21 @@ def test_restarts_in_the_living_pods_are_told_and_count_against_the_limit() -> N
     case.settle()
     assert case.phase == "Failed"
     assert case.job.status.failures == 3
+    assert case.job.status.restarts_in_place == 2
     assert allowed_in_place(effective_spec(case.job.spec), case.job.status, case.now).script == 0
+
+
+def test_restarts_in_the_living_pods_that_no_launcher_was_asked_about_count_as_such() -> None:
+    case = Case(trainingjob())
+    case.start()
+    case.end(1, Cause.USER, 1, message="ValueError: bad lr", restarts=2)
+    case.settle()
+    assert case.job.status.restarts_in_place == 2
+    case = Case(trainingjob())
+    case.start()
+    case.end(1, Cause.USER, 1, message="ValueError: bad lr")
+    case.settle()
+    assert case.job.status.restarts_in_place is None
 
 
 def test_what_a_restart_in_place_followed_is_kept_with_its_stack() -> None:
