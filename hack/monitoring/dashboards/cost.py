@@ -15,6 +15,8 @@ def _summed(expression: str, window: str) -> str:
     return f"sum(sum_over_time(({expression})[{window}:5m])) / 12"
 
 
+_FLEET: Final = f"cluster:muster_fleet_cost_per_hour:sum{{{_HERE}}}"
+"""There also where no job holds a GPU."""
 _COST: Final = f"sum by (queue) (queue:muster_cost_per_hour:sum{{{_QUEUE}}})"
 
 _CURRENCY: Final = Variable("currency", "muster_gpu_price_per_hour", "currency", 'cluster=~"$cluster"', several=False)
@@ -40,7 +42,7 @@ DASHBOARD: Final = Dashboard(
                     "Fleet, an hour",
                     "What all GPUs cost in an hour, whoever uses them.",
                     MONEY,
-                    (Query(f"sum(cluster:muster_fleet_cost_per_hour:sum{{{_HERE}}})", "fleet"),),
+                    (Query(f"sum({_FLEET})", "fleet"),),
                     "stat",
                     width=6,
                 ),
@@ -54,9 +56,9 @@ DASHBOARD: Final = Dashboard(
                 ),
                 Panel(
                     "A month at this pace",
-                    "730 hours at the mean of the last day.",
+                    "730 hours at the mean of the last day, or of what is known of it.",
                     MONEY,
-                    (Query(f"{_summed(_COST, '1d')} * 730 / 24", "a month"),),
+                    (Query(f"avg_over_time((sum({_COST}) or 0 * sum({_FLEET}))[1d:5m]) * 730", "a month"),),
                     "stat",
                     width=6,
                 ),

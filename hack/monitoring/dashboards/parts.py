@@ -101,7 +101,8 @@ class Panel:
 
 _OPTIONS: Final[dict[str, Json]] = {
     "timeseries": {
-        "legend": {"displayMode": "table", "placement": "bottom", "calcs": ["lastNotNull"]},
+        # `last`: nothing for a series that has ended, where `lastNotNull` would give what it was then.
+        "legend": {"displayMode": "table", "placement": "bottom", "calcs": ["last"]},
         "tooltip": {"mode": "multi", "sort": "desc"},
     },
     "stat": {"colorMode": "value", "graphMode": "area", "reduceOptions": {"calcs": ["lastNotNull"]}},

@@ -10,9 +10,8 @@ _HERE: Final = 'cluster=~"$cluster",queue=~"$queue"'
 
 
 def _by_queue(title: str, description: str, metric: str, unit: str = COUNT) -> Panel:
-    return Panel(
-        title, description, unit, (Query(f"sum by (queue) ({metric}{{{_HERE}}})", "{{queue}}"),), stacked=unit == COUNT
-    )
+    """Not stacked: a queue counts those below it, too."""
+    return Panel(title, description, unit, (Query(f"sum by (queue) ({metric}{{{_HERE}}})", "{{queue}}"),))
 
 
 DASHBOARD: Final = Dashboard(
@@ -40,7 +39,13 @@ DASHBOARD: Final = Dashboard(
                     "What they wait for",
                     "Reasons, as in each job's condition Admitted.",
                     COUNT,
-                    (Query(f"sum by (reason) (muster_queue_waiting_reason_jobs{{{_HERE}}})", "{{reason}}"),),
+                    (
+                        Query(
+                            f"label_replace(sum by (reason) (muster_queue_waiting_reason_jobs{{{_HERE}}}) > 0, "
+                            '"reason", "not told yet", "reason", "")',
+                            "{{reason}}",
+                        ),
+                    ),
                     stacked=True,
                 ),
                 Panel(
