@@ -91,6 +91,9 @@ class Progress(Model):
     """When the last step is expected to be done."""
     updated_at: Timestamp | None = None
     """When this was read from the launcher."""
+    stands_still: bool | None = None
+    """True when the launcher answers and no step has been done since `updatedAt`, for a minute at least and for as long
+    as 20 steps take: an evaluation, a save of the script's own, or a hang."""
 
 
 class PartSeconds(Model):

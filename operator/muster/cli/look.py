@@ -167,10 +167,10 @@ def _facts(scene: Scene) -> Table:
         head.add_row("Defaults", f"from the queue: {', '.join(status.defaults.to_raw())}")
     for title, told in waiting(scene):
         head.add_row(title, told)
-    if old := silent(scene):
-        head.add_row("Silent", Text(old, "yellow"))
     if still := standing_still(scene):
         head.add_row("Still", Text(still, "yellow"))
+    elif old := silent(scene):
+        head.add_row("Silent", Text(old, "yellow"))
     if over := told_of_ended(ended_early(scene)):
         head.add_row("Ended", Text(over, "yellow"))
     if first := before_the_first_step(scene):

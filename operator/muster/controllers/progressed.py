@@ -21,6 +21,10 @@ from muster_protocol.launcher_status import Status as LauncherStatus
 COUNTED_EVERY: Final = 60.0
 """Seconds after which it is written where the time goes, though nothing else is news: a hang makes none."""
 
+STILL_SECONDS: Final = 60.0
+STILL_STEPS: Final = 20
+"""A gang stands still that has done no step for so long, and for as long as so many of its steps take."""
+
 MOVED: Final = 0.2
 """Share of it by which the interval that `auto` has chosen must change to be told anew."""
 
@@ -37,6 +41,8 @@ def progressed(job: TrainingJob, answer: LauncherStatus, now: datetime) -> Train
     elif answer.step is None and old is not None and committed is not None and old.step < committed.step:
         # The last answer before the ranks were lost was older than their last save, where they go on.
         draft.set(progress=old.model_copy(update={"step": committed.step, "loss": None}))
+    elif old is not None and old.stands_still is None and _stands_still(old, answer, now):
+        draft.set(progress=old.model_copy(update={"stands_still": True}))
     placement = job.status.placement
     if placement is not None and answer.step is not None:
         known = job.status.fixed_size
@@ -72,6 +78,14 @@ def progressed(job: TrainingJob, answer: LauncherStatus, now: datetime) -> Train
         draft.set(goodput=counted)
     status = draft.done()
     return None if status == job.status else status
+
+
+def _stands_still(old: Progress, answer: LauncherStatus, now: datetime) -> bool:
+    """Whether the launcher tells again of the step that it had told of long before."""
+    pace, ended = answer.steps_per_second, answer.total_steps is not None and old.step >= answer.total_steps
+    if answer.step != old.step or old.updated_at is None or not pace or ended:
+        return False  # what follows a script's loop may take as long as it likes
+    return (now - old.updated_at).total_seconds() >= max(STILL_SECONDS, STILL_STEPS / pace)
 
 
 def _resumed(job: TrainingJob, answer: LauncherStatus) -> CommittedCheckpoint | None:

@@ -124,7 +124,7 @@ def _why(scene: Scene) -> Iterator[tuple[str, str]]:
             yield "", first
     if fewer := size_kept(scene) or below(scene):
         yield "", fewer
-    if old := silent(scene) or standing_still(scene):
+    if old := standing_still(scene) or silent(scene):
         yield "", old
     if place is not None and place.position:
         yield "", f"place {place.position} in the order of queue {job.spec.queue}"

@@ -19,7 +19,7 @@ from muster.cluster.status import is_false, reason_of
 from muster.scheduling.plan import StayReason, WaitReason
 from muster.telling.ends import first_ending
 from muster.telling.scene import Scene
-from muster.telling.wording import FINAL, STAYS_AWAY, below, runtime_left, seconds_left, used_limits
+from muster.telling.wording import FINAL, STAYS_AWAY, below, runtime_left, seconds_left, standing_still, used_limits
 from muster_protocol.durations import format_duration
 
 _NO_BUCKET: Final = re.compile(r"the bucket '([^']*)' does not exist")
@@ -147,6 +147,8 @@ def _trains(scene: Scene, spec: EffectiveSpec) -> str:
     left = seconds_left(scene)
     reached = 0 < left <= runtime_left(scene)  # else not all of that is to come
     told = f"it trains on; about {format_duration(left)} are left" if reached else "it trains on"
+    if standing_still(scene):
+        told = "it trains on with its next step; ranks that turn out to hang (spec.hang) are started again"
     if below(scene) and status.fixed_size is None:
         told += "; it grows by itself, with a stop and a start, when nothing keeps it from that any more"
     end = first_ending(scene, spec)

@@ -29,9 +29,6 @@ from muster_protocol.goodput import PLAIN_AFTER_SECONDS
 SILENT_SECONDS: Final = 300.0
 """The operator hears of a gang that trains, and writes down where its time goes, at least so often, also where it has
 ten thousand to ask and where none of them makes a step."""
-STILL_SECONDS: Final = 60.0
-STILL_STEPS: Final = 20
-"""A gang stands still that has done no step for that long, and for as long as so many of its steps take."""
 _PLACED_SECONDS: Final = 5.0
 """In which a lost worker gets another node and a pod there, where there is room for it."""
 WARNINGS_SHOWN: Final = 3
@@ -168,24 +165,15 @@ def silent(scene: Scene) -> str:
 
 
 def standing_still(scene: Scene) -> str:
-    """What is told of a gang that is heard of, and has long done no step; "" for any other.
-
-    Counted to the last word of its launcher, so that an operator which asks seldom is no reason.
-    """
+    """What is told of a gang whose launcher answers, and which has long done no step; "" for any other."""
     status, progress = scene.job.status, scene.job.status.progress
-    if status.phase is not Phase.RUNNING or scene.unled is not None or status.goodput is None:
+    if status.phase is not Phase.RUNNING or scene.unled is not None or before_the_first_step(scene):
         return ""
-    if progress is None or progress.updated_at is None or silent(scene) or before_the_first_step(scene):
-        return ""
-    if progress.total_steps is not None and progress.step >= progress.total_steps:
-        return ""  # what follows its loop may take as long as it likes
-    still = (status.goodput.until - progress.updated_at).total_seconds()
-    pace = _number(progress.steps_per_second or "")
-    if not pace > 0 or still < max(STILL_SECONDS, STILL_STEPS / pace):
+    if progress is None or progress.updated_at is None or not progress.stands_still:
         return ""
     named = f"{scene.job.metadata.name} -n {scene.job.metadata.namespace}"
-    told = f"no step was done for {format_duration(still)}, after {pace:.4g} a second"
-    return f"{told}: an evaluation, a save of the script's own, or a rank that stands still:  muster stacks {named}"
+    told = f"no step was done for {format_duration((scene.now - progress.updated_at).total_seconds())}"
+    return f"{told}: an evaluation, a save of the script's own, or a rank that hangs:  muster stacks {named}"
 
 
 def seconds_left(scene: Scene) -> float:
@@ -338,14 +326,6 @@ def answered(limit: int | None) -> str:
     if limit is None:
         return "each is answered by a restart"
     return f"{f'at most {limit}' if limit else 'none'} {'are' if limit > 1 else 'is'} answered by a restart"
-
-
-def _number(text: str) -> float:
-    """0 where it is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
 
 
 def short(number: str) -> str:

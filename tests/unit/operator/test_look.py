@@ -464,10 +464,10 @@ def test_while_a_lost_worker_is_made_anew_and_up_to_the_next_step_nothing_is_tol
 def test_of_a_gang_that_stands_still_no_pace_is_told() -> None:
     placement = {"generation": 1, "workers": 2, "nodes": [{"node": "a", "indexes": "0-1"}]}
     done: dict[str, Any] = {"step": 40, "totalSteps": 90, "stepsPerSecond": "2.1", "eta": "2026-01-02T03:09:05Z"}
+    done |= {"updatedAt": "2026-01-02T03:01:05Z", "standsStill": True}
     run = {"phase": "Running", "runningSince": "2026-01-02T02:00:00Z", "placement": placement}
-    still = {"progress": {**done, "updatedAt": "2026-01-02T03:01:00Z"}, "goodput": {"until": "2026-01-02T03:04:00Z"}}
-    text = shown(Scene(job(**run, **still), (), (), NOW))
-    assert "no step was done for 3m, after 2.1 a second" in text
+    text = shown(Scene(job(**run, progress=done), (), (), NOW))
+    assert "no step was done for 3m: an evaluation" in text
     assert "muster stacks" in text
     assert "steps/s" not in text
     assert " left" not in text

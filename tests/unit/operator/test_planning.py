@@ -624,6 +624,34 @@ def test_a_gang_whose_training_fixes_its_size_keeps_it_and_is_told_no_other(work
     assert other.fixed_size is None, "the script has changed since"
 
 
+@pytest.mark.parametrize(("pace", "total", "seconds"), [(5.0, 300, 60), (0.1, 300, 200), (5.0, None, 60)])
+def test_a_gang_that_answers_and_does_no_step_stands_still(pace: float, total: int | None, seconds: int) -> None:
+    said = LauncherStatus(LauncherPhase.RUNNING, 1, 1, 0, step=29, total_steps=total, steps_per_second=pace)
+    told = progressed(trainingjob(), said, NOW)
+    assert told is not None
+    assert told.progress is not None
+    job = trainingjob().model_copy(update={"status": told})
+    late = NOW + timedelta(seconds=seconds)
+    assert progressed(job, said, late - timedelta(seconds=1)) is None
+    assert progressed(job, replace(said, step=None), late) is None, "its ranks start again"
+    still = progressed(job, said, late)
+    assert still is not None
+    assert still.progress == told.progress.model_copy(update={"stands_still": True})
+    job = job.model_copy(update={"status": still})
+    assert progressed(job, said, late + timedelta(hours=1)) is None, "it is written once"
+    moves = progressed(job, replace(said, step=30), late)
+    assert moves is not None
+    assert moves.progress is not None
+    assert moves.progress.stands_still is None
+
+
+def test_a_gang_that_has_done_all_its_steps_does_not_stand_still() -> None:
+    said = LauncherStatus(LauncherPhase.RUNNING, 1, 1, 0, step=300, total_steps=300, steps_per_second=5.0)
+    told = progressed(trainingjob(), said, NOW)
+    assert told is not None
+    assert progressed(trainingjob().model_copy(update={"status": told}), said, NOW + timedelta(hours=1)) is None
+
+
 def test_a_job_that_is_applied_again_has_the_checkpoint_that_it_resumed_from() -> None:
     job = trainingjob(checkpoint={"uri": "s3://bucket/run/"})
     said = LauncherStatus(LauncherPhase.RUNNING, 1, 1, 0, step=563, resumed_from=550, resumed_uri="s3://bucket/run")
