@@ -13,6 +13,7 @@ from typing import Final
 
 from muster_protocol.goodput import Spent
 from muster_protocol.numerics import Numerics
+from muster_protocol.shortening import shortened
 
 TERMINATION_MESSAGE_LIMIT: Final = 4096
 TERMINATION_MESSAGE_PATH: Final = "/dev/termination-log"
@@ -107,18 +108,19 @@ class ExitFacts:
 
 
 def encode(facts: ExitFacts) -> str:
-    """The termination message for `facts`. The traceback, then the message, lose their beginnings to fit."""
+    """The termination message for `facts`. The traceback, then the message, lose their middles to fit."""
 
     def dump(facts: ExitFacts) -> str:
         return json.dumps({"muster": 1, **asdict(facts), "cause": facts.cause.value})
 
     text = dump(facts)
     for field in ("traceback", "message"):
-        value = getattr(facts, field)
-        while value and len(text.encode()) > TERMINATION_MESSAGE_LIMIT:
+        whole = getattr(facts, field)
+        most = len(whole)
+        while most and len(text.encode()) > TERMINATION_MESSAGE_LIMIT:
             excess = len(text.encode()) - TERMINATION_MESSAGE_LIMIT
-            value = value[max(1, excess // 6) :]  # one character may take six bytes as \uXXXX
-            facts = replace(facts, **{field: value})
+            most -= min(most, max(1, excess // 6))  # one character may take six bytes as \uXXXX
+            facts = replace(facts, **{field: shortened(whole, most)})
             text = dump(facts)
     return text
 
