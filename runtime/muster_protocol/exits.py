@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from muster_protocol.goodput import Spent
 from muster_protocol.numerics import Numerics
@@ -115,12 +115,13 @@ def encode(facts: ExitFacts) -> str:
 
     text = dump(facts)
     for field in ("traceback", "message"):
-        whole = getattr(facts, field)
+        whole: str = getattr(facts, field)
         most = len(whole)
         while most and len(text.encode()) > TERMINATION_MESSAGE_LIMIT:
             excess = len(text.encode()) - TERMINATION_MESSAGE_LIMIT
             most -= min(most, max(1, excess // 6))  # one character may take six bytes as \uXXXX
-            facts = replace(facts, **{field: shortened(whole, most)})
+            kept: dict[str, Any] = {field: shortened(whole, most)}
+            facts = replace(facts, **kept)
             text = dump(facts)
     return text
 

@@ -13,6 +13,9 @@ _AFTER_LINES: Final = 20
 
 _RANK_PREFIX: Final = re.compile(r"^\[rank\d+\]:\s?")
 _HEADER: Final = "Traceback (most recent call last):"
+_GROUP_HEADER: Final = f"+ Exception Group {_HEADER}"
+_GROUP_FRAME: Final = re.compile(r"^ +(\| |\+-*[-+ 0-9.]*$)")
+"""What Python draws before the lines of an exception group and between its members."""
 _ORIGINAL: Final = f"Original {_HEADER}"
 """Behind an exception that torch has carried out of a process or thread: a data loader's worker, mostly. Its own line
 says no more than that, `ValueError: Caught ValueError in DataLoader worker process 0.`"""
@@ -59,9 +62,10 @@ def last_traceback(lines: Sequence[str]) -> str:
     """The last Python traceback in `lines`, "" when there is none.
 
     Torch's `[rank3]: ` before each line is taken away. Tracebacks of exceptions that Python ignored are passed over.
-    Where the last one says that a process of the rank's is gone, the cause is why that could not even start.
+    Of an exception group it is that of its last member which has one, else the group's. Where the last one says that a
+    process of the rank's is gone, the cause is why that could not even start.
     """
-    clean = [_RANK_PREFIX.sub("", line) for line in lines]
+    clean = _ungrouped([_RANK_PREFIX.sub("", line) for line in lines])
     starts = [i for i, line in enumerate(clean) if line.strip() == _HEADER]
     own = [i for i in starts if i == 0 or not clean[i - 1].startswith(("Exception ignored", "Exception in thread"))]
     if not (own or starts):
@@ -71,6 +75,13 @@ def last_traceback(lines: Sequence[str]) -> str:
         return last
     earlier = (_traceback_at(clean, start) for start in reversed(own[:-1]))
     return next((found for found in earlier if _SPAWNED in found and not lost_a_process(found)), last)
+
+
+def _ungrouped(lines: Sequence[str]) -> Sequence[str]:
+    """The same without the frames that Python draws around exception groups."""
+    first = next((at for at, line in enumerate(lines) if line.strip() == _GROUP_HEADER), len(lines))
+    drawn = (_HEADER if line.strip() == _GROUP_HEADER else _GROUP_FRAME.sub("", line) for line in lines[first:])
+    return [*lines[:first], *drawn]
 
 
 def _traceback_at(clean: Sequence[str], start: int) -> str:

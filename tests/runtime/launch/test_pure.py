@@ -95,6 +95,33 @@ def test_the_last_traceback_is_found_among_other_lines() -> None:
     assert tracebacks.exception_line(found) == "ValueError: bad"
 
 
+GROUP = """
+  + Exception Group Traceback (most recent call last):
+  |   File "train.py", line 11, in <module>
+  |   File "train.py", line 10, in run
+  | ExceptionGroup: unhandled errors (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "train.py", line 2, in first
+    | ValueError: bad a
+    +---------------- 2 ----------------
+    | Traceback (most recent call last):
+    |   File "train.py", line 3, in second
+    | KeyError: 'bad b'
+    +------------------------------------
+"""
+
+
+def test_of_an_exception_group_a_member_is_told() -> None:
+    found = tracebacks.last_traceback(["  | a table of the script's", *lines(GROUP), "later"])
+    assert tracebacks.exception_line(found) == "KeyError: 'bad b'"
+    assert tracebacks.signature("KeyError", found) == "KeyError at train.py:3 in second"
+    bare = [line for line in lines(GROUP) if "Traceback (most" not in line or "Group" in line]
+    found = tracebacks.last_traceback(bare)
+    assert tracebacks.exception_line(found) == "ExceptionGroup: unhandled errors (2 sub-exceptions)"
+    assert "KeyError: 'bad b'" in found
+
+
 def test_torchs_rank_prefix_is_taken_away() -> None:
     found = tracebacks.last_traceback([f"[rank3]: {line}" for line in lines(SIMPLE)])
     assert found == SIMPLE.strip("\n")
