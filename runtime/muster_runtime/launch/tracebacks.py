@@ -56,6 +56,14 @@ _LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python3", "<fro
 _VARIES: Final = re.compile(r"0x[0-9a-fA-F]+|\b(?=[a-f]*\d)[0-9a-f]{8,}\b|\d+(\.\d+)?([eE][-+]?\d+)?")
 """Numbers, addresses and hashes: they differ between two failures that are alike."""
 _SIGNATURE_LENGTH: Final = 240
+_ESCAPES: Final = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\^_])|[\x80-\x9f]")
+"""ECMA-48's: what colours a traceback (Python 3.13 does, where it is told to), moves the cursor or sets a title."""
+
+
+def printable(lines: Sequence[str]) -> list[str]:
+    """The lines without colours, and without what commands a terminal: they are shown on many."""
+    plain = (_ESCAPES.sub("", line).expandtabs(4) for line in lines)
+    return ["".join(character for character in line if character.isprintable()) for line in plain]
 
 
 def last_traceback(lines: Sequence[str]) -> str:
@@ -88,7 +96,8 @@ def _traceback_at(clean: Sequence[str], start: int) -> str:
     end = _exception_at(clean, start + 1)
     while clean[end + 1 : end + 2] == [_ORIGINAL]:
         end = _exception_at(clean, end + 2)
-    until = next((i for i in range(end + 1, len(clean)) if clean[i].startswith("Exception ignored")), len(clean))
+    other = (i for i in range(end + 1, len(clean)) if clean[i].startswith(("Exception ignored", _HEADER)))
+    until = next(other, len(clean))
     kept = clean[start : min(end + 1 + _AFTER_LINES, until)]
     return "\n".join(kept if len(kept) <= TRACEBACK_LINES else [kept[0], "  ...", *kept[-TRACEBACK_LINES:]])
 

@@ -81,7 +81,7 @@ def failure(
     `stderr` and `stdout` are its last lines; `killed_for_memory`: the kernel's OOM killer was at work in this container
     meanwhile.
     """
-    ended_by = _signal(exit_code)
+    ended_by, stderr, stdout = _signal(exit_code), tracebacks.printable(stderr), tracebacks.printable(stdout)
     traceback = "" if ended_by in _FROM_OUTSIDE else tracebacks.last_traceback(stderr)
     last_words = "" if traceback else tracebacks.last_words(stderr)
     aside = "" if traceback or last_words else tracebacks.last_words(stdout)

@@ -95,6 +95,36 @@ def test_the_last_traceback_is_found_among_other_lines() -> None:
     assert tracebacks.exception_line(found) == "ValueError: bad"
 
 
+def test_a_failure_commands_no_terminal_and_its_colours_hide_nothing() -> None:
+    said = """
+Traceback (most recent call last):
+  File \x1b[35m"train.py"\x1b[0m, line \x1b[35m3\x1b[0m, in \x1b[35mstep\x1b[0m
+    \x1b[31mraise\x1b[0m ValueError("bad")
+\x1b[1;35mValueError\x1b[0m: \x1b[35mb\u202ea\x07d\x1b[0m\x1b]0;title\x07
+"""
+    failure = verdict.failure(0, 1, lines(said), killed_for_memory=False)
+    assert failure.message == "rank 0 exited with code 1: ValueError: bad"
+    assert failure.traceback.split("\n")[1] == '  File "train.py", line 3, in step'
+    assert failure.signature == "ValueError: bad at train.py:3 in step"
+
+
+def test_an_earlier_traceback_ends_where_the_next_one_begins() -> None:
+    """Of a data loader without a main guard: the killed worker's own is what tells."""
+    own = """
+Traceback (most recent call last):
+  File "/usr/lib/python3.11/multiprocessing/spawn.py", line 122, in spawn_main
+RuntimeError: An attempt has been made to start a new process
+"""
+    gone = """
+Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+RuntimeError: DataLoader worker (pid 9) exited unexpectedly with exit code 1
+"""
+    found = tracebacks.last_traceback([*lines(own), *lines(gone)])
+    assert tracebacks.exception_line(found) == "RuntimeError: An attempt has been made to start a new process"
+    assert "train.py" not in found
+
+
 GROUP = """
   + Exception Group Traceback (most recent call last):
   |   File "train.py", line 11, in <module>
