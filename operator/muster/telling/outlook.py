@@ -199,6 +199,9 @@ def advice(scene: Scene) -> Iterator[str]:
         if keeps_pods(place.reason) and status.not_before is not None and status.not_before > scene.now:
             yield f"once that is done, have it tried at once:  {_anew(named)}"
         yield from (change.text for change in place.changes)
+    elif status.phase is Phase.QUEUED and place is not None and place.reason == WaitReason.WINDOW_CLOSED.value:
+        yield f"to have it start before its window opens, change or leave out spec.window:  kubectl edit tj {named}"
+        yield from (change.text for change in place.changes)
     elif status.phase is Phase.QUEUED:
         yield f"see who holds the queue's quota and who is ahead:  muster jobs --queue {job.spec.queue}"
         yield from (change.text for change in place.changes) if place is not None else ()

@@ -373,6 +373,9 @@ def test_a_waiting_job_tells_when_it_starts_and_what_would_help_once() -> None:
 
 def test_a_job_that_waits_for_its_window_alone_is_not_said_to_wait_for_others() -> None:
     waits = {"reason": "WindowClosed", "message": "", "expectedStart": "2026-01-02T04:04:05Z", "basis": "queue"}
+    advised = shown(job(phase="Queued", queue=waits))
+    assert any("change or leave out spec.window: kubectl edit tj" in line for line in advised)
+    assert not any("who holds the queue's quota" in line for line in advised)
     assert dict(waiting(Scene(job(phase="Queued", queue=waits), (), (), NOW)))["Starts"] == (
         "in 1h, when its window opens, if there is room then"
     )
