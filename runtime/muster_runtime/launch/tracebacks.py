@@ -13,6 +13,16 @@ _AFTER_LINES: Final = 20
 
 _RANK_PREFIX: Final = re.compile(r"^\[rank\d+\]:\s?")
 _HEADER: Final = "Traceback (most recent call last):"
+_ASIDE: Final = 300
+"""Characters of a line that is told beside, or in place of, an exception's."""
+_GAVE_UP: Final = "Watchdog caught collective operation timeout"
+_ABORTS: Final = (
+    re.compile(rf"({_GAVE_UP}: .*)"),
+    re.compile(r"what\(\):\s*(\S.*)"),
+    re.compile(r"([^:\s]*:\d+:.*\bAssertion .+ failed\b.*)"),
+)
+_RAN_ANOTHER: Final = re.compile(r"ChildFailedError|subprocess\.CalledProcessError: .*\b(python\S*|torchrun)\b")
+"""Of a launcher within the script's command: what failed has told its own before."""
 _GROUP_HEADER: Final = f"+ Exception Group {_HEADER}"
 _GROUP_FRAME: Final = re.compile(r"^ +(\| |\+-*[-+ 0-9.]*$)")
 """What Python draws before the lines of an exception group and between its members."""
@@ -71,7 +81,8 @@ def last_traceback(lines: Sequence[str]) -> str:
 
     Torch's `[rank3]: ` before each line is taken away. Tracebacks of exceptions that Python ignored are passed over.
     Of an exception group it is that of its last member which has one, else the group's. Where the last one says that a
-    process of the rank's is gone, the cause is why that could not even start.
+    process of the rank's is gone, the cause is why that could not even start; where it is of a launcher in the script's
+    command, such as torchrun, it is the one before.
     """
     clean = _ungrouped([_RANK_PREFIX.sub("", line) for line in lines])
     starts = [i for i, line in enumerate(clean) if line.strip() == _HEADER]
@@ -79,6 +90,9 @@ def last_traceback(lines: Sequence[str]) -> str:
     if not (own or starts):
         return ""
     last = _traceback_at(clean, (own or starts)[-1])
+    if _RAN_ANOTHER.search(exception_line(last)) and len(own) > 1:
+        own = [start for start in own if not _RAN_ANOTHER.search(exception_line(_traceback_at(clean, start)))] or own
+        last = _traceback_at(clean, own[-1])
     if not lost_a_process(last):
         return last
     earlier = (_traceback_at(clean, start) for start in reversed(own[:-1]))
@@ -129,6 +143,32 @@ def is_out_of_gpu_memory(traceback: str) -> bool:
 
 def is_out_of_host_memory(traceback: str) -> bool:
     return bool(_HOST_MEMORY.search(exception_line(traceback)))
+
+
+def at_abort(lines: Sequence[str]) -> str:
+    """What tells why a process aborted itself: of a collective that was given up, of a C++ exception or a failed
+    assertion; "" where nothing does, for a last line may be about anything."""
+    for pattern in _ABORTS:
+        found = next((told[1] for line in reversed(lines) if (told := pattern.search(line))), "")
+        if found:
+            return found.strip()[:_ASIDE]
+    return ""
+
+
+def gave_up_a_collective(said: str) -> bool:
+    """NCCL's watchdog ends its process when a collective takes longer than the process group's timeout."""
+    return _GAVE_UP in said
+
+
+def aside(what: str, traceback: str, lines: Sequence[str]) -> str:
+    """What stands elsewhere, in the traceback or the last lines, and tells more than the exception's own line `what`
+    does; "" where nothing."""
+    if "NCCL error in" in what:
+        return traceback.partition("\nLast error:\n")[2].partition("\n")[0].strip()[:_ASIDE]
+    if "device-side assert" in what:
+        found = (told[1] for line in reversed(lines) if (told := _ABORTS[-1].search(line)))
+        return next(found, "").strip()[:_ASIDE]
+    return ""
 
 
 def lost_a_process(traceback: str) -> bool:

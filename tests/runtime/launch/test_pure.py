@@ -125,6 +125,74 @@ RuntimeError: DataLoader worker (pid 9) exited unexpectedly with exit code 1
     assert "train.py" not in found
 
 
+WATCHDOG = """
+[rank1]:[E1128 19:00:00.123 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation timeout: \
+WorkNCCL(SeqNum=42, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600029 milliseconds before timing out.
+[rank1]:[E1128 19:00:01.223 ProcessGroupNCCL.cpp:698] [Rank 1] we are taking the entire process down.
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [Rank 1] Process group watchdog thread terminated with exception
+"""
+
+
+def test_a_collective_that_nccl_gave_up_is_a_hang_and_tells_which_it_was() -> None:
+    failure = verdict.failure(1, -signal.SIGABRT, lines(WATCHDOG.replace("\\\n", "")), killed_for_memory=False)
+    assert (failure.cause, failure.echo, failure.crash, failure.signature) == (Cause.HANG, False, True, "")
+    assert "WorkNCCL(SeqNum=42, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600029 milli" in failure.message
+    assert "Process group watchdog" in failure.last_words
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("terminate called\n  what():  basic_string: no room\nlast", "SIGABRT: basic_string: no room"),
+        ("x.cpp:7: run: Assertion `n > 0' failed.\nAborted", "SIGABRT: x.cpp:7: run: Assertion `n > 0' failed."),
+        ("saving\n", "SIGABRT"),
+    ],
+)
+def test_why_a_process_aborted_itself_is_told(said: str, told: str) -> None:
+    failure = verdict.failure(1, -signal.SIGABRT, said.split("\n"), killed_for_memory=False)
+    assert failure.message == f"rank 1 was ended by {told}"
+    assert failure.cause is Cause.USER
+
+
+@pytest.mark.parametrize(
+    ("before", "error", "after", "told"),
+    [
+        (
+            "Loss.cu:245: nll: [0,0,0] Assertion `t < n_classes` failed.",
+            "CUDA error: device-side assert triggered",
+            "",
+            "CUDA error: device-side assert triggered (Loss.cu:245: nll: [0,0,0] Assertion `t < n_classes` failed.)",
+        ),
+        (
+            "",
+            "NCCL error in: NCCLUtils.cpp:94, unhandled cuda error",
+            "ncclUnhandledCudaError: failed.\nLast error:\nout of memory",
+            "NCCL error in: NCCLUtils.cpp:94, unhandled cuda error (out of memory)",
+        ),
+        ("Last error:", "NCCL error in: NCCLUtils.cpp:94", "", "NCCL error in: NCCLUtils.cpp:94"),
+    ],
+)
+def test_what_tells_more_than_the_exceptions_line_stands_beside_it(
+    before: str, error: str, after: str, told: str
+) -> None:
+    text = f'{before}\nTraceback (most recent call last):\n  File "t.py", line 1\nRuntimeError: {error}\n{after}'
+    failure = verdict.failure(0, 1, text.strip("\n").split("\n"), killed_for_memory=False)
+    assert failure.message == f"rank 0 exited with code 1: RuntimeError: {told}"
+
+
+def test_of_a_launcher_within_the_command_what_it_started_is_told() -> None:
+    outer = SIMPLE.replace(
+        "ValueError: bad", "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n===="
+    )
+    found = tracebacks.last_traceback([*lines(SIMPLE), *lines(outer)])
+    assert tracebacks.exception_line(found) == "ValueError: bad"
+    assert "ChildFailedError" in tracebacks.last_traceback(lines(outer)), "nothing else was said"
+    run = "subprocess.CalledProcessError: Command '['/usr/bin/python3', 'train.py']' returned non-zero exit status 1."
+    found = tracebacks.last_traceback([*lines(SIMPLE), *lines(SIMPLE.replace("ValueError: bad", run))])
+    assert tracebacks.exception_line(found) == "ValueError: bad"
+
+
 GROUP = """
   + Exception Group Traceback (most recent call last):
   |   File "train.py", line 11, in <module>
@@ -400,13 +468,14 @@ def test_one_that_logs_to_stdout_alone_leaves_that() -> None:
 
 
 def test_a_rank_that_is_ended_by_a_signal_leaves_its_last_words_as_well() -> None:
-    """They are shown, but not said to be the reason."""
+    """They are shown, but not said to be the reason, except where it ended itself and says why."""
     what = "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error: misaligned address"
-    for code in (-signal.SIGABRT, 128 + signal.SIGABRT):
-        failure = failed(code, what)
-        assert verdict.failed(failure, None, index=0).traceback == what
-        assert "CUDA" not in failure.message
-        assert (failure.crash, failure.signature) == (True, "")
+    for number, told in ((signal.SIGABRT, True), (signal.SIGSEGV, False)):
+        for code in (-number, 128 + number):
+            failure = failed(code, what)
+            assert verdict.failed(failure, None, index=0).traceback == what
+            assert ("CUDA" in failure.message) is told
+            assert (failure.crash, failure.signature) == (True, "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
