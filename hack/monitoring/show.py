@@ -135,7 +135,8 @@ def _draw(
 
     def ask(expression: str, instant: bool) -> Sequence[Series]:
         if instant:
-            return prometheus.query(expression, asked.moment(expression, now))
+            # Only where nothing is known by now of what looks back in steps: soon counts what is there now for more.
+            return prometheus.query(expression, now) or prometheus.query(expression, asked.moment(expression, now))
         return prometheus.query_range(expression, window.start, window.end, window.step)
 
     folder.mkdir(parents=True, exist_ok=True)

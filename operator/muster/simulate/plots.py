@@ -132,8 +132,8 @@ def _chart(title: str, x_name: str, y_name: str, lines: Sequence[Line], *, log: 
         f'<text x="{(LEFT + end) // 2}" y="{HEIGHT - 10}" text-anchor="middle">{escape(x_name)}</text>',
         f'<text transform="translate(16 {HEIGHT // 2}) rotate(-90)" text-anchor="middle">{escape(y_name)}</text>',
     ]
-    for tick in _log_ticks(low, high) if log else _ticks(low, high):
-        at, label = across(tick), f"{10**tick:,.0f}" if log else f"{tick:g}"
+    for tick in log_ticks(low, high) if log else _ticks(low, high):
+        at, label = across(tick), number(float(10**tick)) if log else f"{tick:g}"
         parts.append(f'<path d="M{at:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="#ddd"/>')
         parts.append(f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{label}</text>')
     for tick in _ticks(0.0, top):
@@ -183,9 +183,15 @@ def _ticks(low: float, high: float) -> list[float]:
     return [round(float((first + index) * step), 10) for index in range(int((high - first * step) / step + 1e-9) + 1)]
 
 
-def _log_ticks(low: float, high: float) -> list[float]:
-    """Logarithms of the powers of ten within a range; over less than two of them also of twice and five times these."""
+def log_ticks(low: float, high: float) -> list[float]:
+    """Logarithms of the powers of ten within a range; over less than two of them also of twice and five times these,
+    and where even of those there are hardly any, of about five round numbers."""
     factors = (1, 2, 5) if high - low < 2 else (1,)
     powers = range(int(np.floor(low)), int(np.floor(high)) + 1)
     ticks = [power + float(np.log10(factor)) for power in powers for factor in factors]
-    return [tick for tick in ticks if low <= tick <= high] or [low]
+    found = [tick for tick in ticks if low <= tick <= high]
+    return found if len(found) > 2 else [float(np.log10(tick)) for tick in _ticks(10.0**low, 10.0**high) if tick > 0]
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.3g}"

@@ -18,7 +18,7 @@ from muster.simulate import trace as traces
 from muster.simulate.cluster import ClusterFile, build
 from muster.simulate.engine import simulate
 from muster.simulate.measures import jain, measure
-from muster.simulate.plots import draw
+from muster.simulate.plots import draw, log_ticks, number
 from muster.simulate.policies import policy_named
 from muster.simulate.tables import COLUMNS, duration
 from muster.simulate.workload import assemble
@@ -113,6 +113,15 @@ def test_nobody_who_ended_has_no_mean_in_place_of_a_mean_of_nothing() -> None:
     told = {name: show([figures]) for name, show in COLUMNS}
     assert told["mean completion"] == told["mean wait"] == ["no job ended"]
     assert told["p90 wait"] == told["p99 wait"] == told["slowdown"] == [""]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [(1, 1.8, "1 1.2 1.4 1.6 1.8"), (1, 10, "1 2 5 10"), (10, 100_000, "10 100 1,000 10,000 100,000"), (1, 1, "1")],
+)
+def test_a_logarithmic_axis_has_several_ticks_however_short_it_is(low: float, high: float, labels: str) -> None:
+    ticks = log_ticks(np.log10(low), np.log10(high))
+    assert [number(10**tick) for tick in ticks] == labels.split()
 
 
 def test_plots_are_well_formed_and_have_a_line_for_each_policy(tmp_path: Path) -> None:
