@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from muster.api import goodput
 from muster.api.common import Condition, find_condition
@@ -358,7 +358,13 @@ def _told(scene: Scene) -> Iterator[_Line]:
             continue  # these have a section of their own, which outlives their Events
         at, message = parse_time(event_time(event)), event.get("message", "")
         if at is not None and not any(_repeats(message, at, past) for past in known):
-            yield _Line(at, event.get("reason", ""), message)
+            yield _Line(at, event.get("reason", ""), f"{message}{_again(event)}")
+
+
+def _again(event: dict[str, Any]) -> str:
+    """Of one that stands for several: how many, and since when."""
+    count, first = (event.get("series") or {}).get("count"), parse_time(event.get("eventTime") or "")
+    return f" ({count} times since {first:%H:%M:%S})" if isinstance(count, int) and count > 1 and first else ""
 
 
 def _repeats(message: str, at: datetime, past: PastFailure | NodeFault) -> bool:

@@ -753,6 +753,13 @@ def test_a_failure_that_was_survived_is_told_as_past() -> None:
     assert "a line" in lines
 
 
+def test_an_event_that_stands_for_several_says_since_when() -> None:
+    once = {**event("Admitted", "2 workers on n0", 50), "eventTime": "2026-01-02T02:40:10.000000Z"}
+    twice = {**once, "series": {"count": 2, "lastObservedTime": "2026-01-02T02:50:20.000000Z"}}
+    assert any("2 workers on n0 (2 times since 02:40:10)" in line for line in shown(job(phase="Running"), twice))
+    assert not any("times since" in line for line in shown(job(phase="Running"), once))
+
+
 def test_a_drain_is_no_failure() -> None:
     drained = failure(
         50, cause="disrupted", message="pod llama-g1-0-0 was evicted from node n0, as `kubectl drain` does"
