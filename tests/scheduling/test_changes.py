@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from muster.scheduling.plan import Change, ChangeKind, Waiting, WaitReason
 from muster.scheduling.planner import plan
-from muster.scheduling.snapshot import UNLIMITED, Alternative, Int, Mask, Shape, Sizes, Snapshot, TopologyMode
+from muster.scheduling.snapshot import UNLIMITED, Alternative, Int, Mask, Preempts, Shape, Sizes, Snapshot, TopologyMode
 
 from . import oracle
 from .cases import GPU, Job, Node, Outcome, Queue, apply, rack, snapshot
@@ -273,6 +273,52 @@ def test_who_may_not_borrow_is_not_told_to_where_an_owner_would_take_it_back() -
     jobs = [Job("a", queue="mine"), Job("owner", queue="lender", only_on=("full",))]
     nodes = [Node("idle"), Node("full", used_gpus=8)]
     assert not any("preemptible" in each for each in helps(firm(snapshot(nodes, jobs, queues), "a"), "a"))
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+@pytest.mark.parametrize(
+    ("reclaim", "ahead", "told"),
+    [
+        (Preempts.LOWER_PRIORITY, 1, False),
+        (Preempts.LOWER_PRIORITY, 0, True),
+        (Preempts.ANY, 1, True),  # owners have their turn before a borrower then
+        (Preempts.NEVER, 0, True),
+    ],
+)
+def test_who_would_claim_less_of_its_own_is_told_so_only_where_no_borrower_ahead_would_start_then(
+    reclaim: Preempts, ahead: int, told: bool, spares: int
+) -> None:
+    queues = [Queue("owner", gpus=4, cohort=0), Queue("borrower", gpus=0, cohort=0)]
+    jobs = [Job("owner", workers=3 - spares, gpus=1, queue="owner")]
+    jobs += [Job("borrower", gpus=2, queue="borrower", priority=ahead, submitted=1.0)]
+    world = snapshot([Node("a", used_gpus=6)], jobs, queues)
+    shapes = (Shape(spares=spares), Shape())
+    world = replace(world, jobs=replace(world.jobs, terms=replace(world.jobs.terms, shapes=shapes)))
+    world = replace(world, queues=replace(world.queues, reclaim=np.full(3, reclaim, dtype=np.int32)))
+    assert len(helps(world, "owner")) == told
+    whoever_does_what_would_help_starts(world)
+
+
+def test_who_ranks_before_an_owner_with_a_reservation_is_told_nothing_that_rests_on_it() -> None:
+    """`large` claims its queue's own before `small` waits for room, and would again in the next plan."""
+    queues = [Queue("owner", gpus=8, cohort=0), Queue("borrower", gpus=0, cohort=0)]
+    jobs = [Job("runs", workers=4, gpus=1, queue="owner", holding=True)]
+    jobs += [Job("lent", gpus=1, queue="borrower", holding=True)]
+    jobs += [Job("borrower", workers=2, gpus=1, queue="borrower", only_on=("idle",))]
+    jobs += [Job("large", workers=4, gpus=1, queue="owner", submitted=1.0)]
+    jobs += [Job("small", workers=2, gpus=1, queue="owner", submitted=2.0, only_on=("full",))]
+    world = snapshot([Node("idle"), Node("full", used_gpus=7)], jobs, queues)
+    assert helps(world, "borrower") == ()
+    assert helps(world, "small") == ("1 worker instead of 2 would find room now",)
+    whoever_does_what_would_help_starts(world)
+
+
+@pytest.mark.parametrize("reclaim", [Preempts.LOWER_PRIORITY, Preempts.ANY])
+@pytest.mark.parametrize("seed", [154, 1151, 2533, 3894, 3988])
+def test_a_change_is_told_only_where_it_helps_beside_those_who_borrow(seed: int, reclaim: Preempts) -> None:
+    world = crowded(np.random.default_rng(seed))
+    policies = np.full(len(world.queues.names), reclaim, dtype=np.int32)
+    whoever_does_what_would_help_starts(replace(world, queues=replace(world.queues, reclaim=policies)))
 
 
 def almost(world: Snapshot) -> list[tuple[str, int, int]]:

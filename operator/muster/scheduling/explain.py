@@ -71,7 +71,7 @@ class Told(Sequence[Waiting]):
         self._verdicts, self._words = verdicts, words
         self._told = words.closest(verdicts)
         self.rows: Int = np.array([each.job for each in verdicts], dtype=np.int64)
-        words.order(self.rows)
+        words.order(verdicts, self.rows)
         self.reasons: list[WaitReason] = words.reasons(self._told, self.rows)
         could = np.array([each.fate not in _NEVER for each in verdicts], dtype=np.bool_)
         self.positions: Int = positions(words.queues[self.rows], could)
@@ -170,9 +170,10 @@ class Words:
         """See `muster.scheduling.closest`."""
         return closest(self._round, self._reasons, verdicts, self._heads.jobs)
 
-    def order(self, rows: Int) -> None:
-        """To be told first: all who wait, first in rank first."""
+    def order(self, verdicts: Sequence[Verdict], rows: Int) -> None:
+        """To be told first: all who wait, first in rank first, and their rows."""
         self._places[rows] = np.arange(len(rows))
+        self.helps.order(verdicts, self._places)
 
     def reasons(self, verdicts: Sequence[Verdict], rows: Int) -> list[WaitReason]:
         """The same as `why` tells of each, without its sentence. `rows` are the verdicts'."""
