@@ -158,6 +158,37 @@ def test_gang_waits_in_the_queue_when_strangers_took_its_only_room() -> None:
     assert plan(snapshot(nodes, [GANG, victim])).broken == ("gang",)
 
 
+@pytest.mark.parametrize("priority", [-1, 0, 1])
+@pytest.mark.parametrize("elsewhere", [True, False])
+@pytest.mark.parametrize("stops", [True, False], ids=["still stops", "all pods are gone"])
+def test_a_gang_that_starts_again_leaves_the_room_of_a_worker_that_had_ended_to_whom_it_is_promised(
+    priority: int, elsewhere: bool, stops: bool
+) -> None:
+    """Worker 1 had ended well on `b`, and others have left the rest of that for `next`, before worker 0 failed."""
+    again = Job("gang", workers=2, reserved=True, on=("a", "b"), beneficiary="gang")
+    if stops:
+        again = Job("gang", 2, holding=True, on=("a", "gone"), leaving=True, beneficiary="gang", then=("a", "b"))
+    nodes = [Node("a", used_gpus=8 * stops), Node("b"), Node("c", used_gpus=8 * (not elsewhere))]
+    world = snapshot(nodes, [again, Job("next", reserved=True, on=("b",), priority=priority, submitted=1.0)])
+    decided = plan(world)
+    started = {each.uid: [world.nodes.names[node] for node in each.nodes] for each in decided.admissions}
+    assert started["next"] == ["b"]
+    assert moved(world, decided, "gang") == ({1: "c"} if elsewhere else {})
+    assert started.get("gang") == (["a", "c"] if elsewhere and not stops else None)
+    assert decided.broken == (() if elsewhere or stops else ("gang",))
+
+
+def test_a_gang_that_starts_again_does_not_wait_for_room_that_is_another_s_when_it_comes_back() -> None:
+    again = Job("gang", workers=2, reserved=True, on=("a", "b"), beneficiary="gang")
+    waits = Job("next", reserved=True, on=("b",), submitted=1.0)
+    goes = Job("victim", holding=True, on=("b",), leaving=True, beneficiary="next")
+    world = snapshot([Node("a"), Node("b", used_gpus=8), Node("c")], [again, waits, goes])
+    decided = plan(world)
+    assert moved(world, decided, "gang") == {1: "c"}
+    assert [each.uid for each in decided.admissions] == ["gang"]
+    assert not decided.broken
+
+
 def running(*on: str, spares: int, **more: object) -> Job:
     return replace(GANG, reserved=False, on=on, workers=len(on) - spares, **more)  # type: ignore[arg-type]
 

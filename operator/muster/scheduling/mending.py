@@ -6,7 +6,8 @@
   gang that starts again does so with fewer workers (`muster.scheduling.reduction`). A promise that cannot be mended
   so is left as it is: `muster.scheduling.promises` breaks it, and the gang is placed anew as a whole. Room that
   strangers have taken, while nobody leaves it, is like a broken node; only those wait for it for whom somebody is still
-  to go. Where it is enough for some of those to whom it is promised, the last in rank lose it.
+  to go. Where it is enough for some of those to whom it is promised, the last in rank lose it; but before them gangs
+  that start again: a worker of theirs may have ended before the gang did, and its room is others' since.
 * **Gangs that run.** A worker that was lost goes back to its node while the others wait in their pods; where the node
   is broken it gets another place in the same way, but not in room that is promised to others. An elastic gang that has
   waited for that for long enough goes on with fewer workers.
@@ -43,13 +44,12 @@ def mend_promises(snapshot: Snapshot, tree: Tree) -> tuple[Snapshot, tuple[Repla
     rows = [*reserved_by_rank(snapshot), *moving(snapshot)]
     if not rows:
         return snapshot, (), ()
+    snapshot = _without_given_up(snapshot, rows)
     broken = [row for row in rows if not stands(snapshot, row, promised_nodes(snapshot, row)).all()]
     strangers = _overdrawn_by_strangers(snapshot, rows)
     if not broken and not strangers.any():
         return snapshot, (), ()
-    free = snapshot.nodes.free.copy()
-    for row in rows:
-        _take(snapshot, free, row, promised_nodes(snapshot, row))
+    free = _left_by_promises(snapshot, rows)
     replacements, reduced, mended = [], list[Promise](), dict[int, Index]()
     for row in rows:
         before = promised_nodes(snapshot, row)
@@ -178,18 +178,45 @@ def _overdrawn_by_strangers(snapshot: Snapshot, rows: list[int]) -> Mask:
     reserved = [row for row in rows if jobs.reserved[row]]
     if not reserved:
         return overdrawn
-    leaving = np.flatnonzero(runs.leaving & jobs.holding)
-    free = snapshot.nodes.free.copy()
-    for row in rows:
-        _take(snapshot, free, row, promised_nodes(snapshot, row))
+    free = _left_by_promises(snapshot, rows)
     for row in reserved:
         nodes, asked = promised_nodes(snapshot, row), jobs.requests[row] > 0
         nodes = nodes[nodes != NONE]
         overdrawn[nodes] |= (free[nodes][:, asked] < 0).any(axis=1)
-    for row in leaving.tolist():
+    for row in np.flatnonzero(runs.leaving & jobs.holding).tolist():
         nodes = runs.nodes_of(row)
         overdrawn[nodes[nodes != NONE]] = False
     return overdrawn
+
+
+def _left_by_promises(snapshot: Snapshot, rows: list[int]) -> Int:
+    """N x R, what is free beside what is promised to these jobs; negative where that is still to come back."""
+    free = snapshot.nodes.free.copy()
+    for row in rows:
+        _take(snapshot, free, row, promised_nodes(snapshot, row))
+    return free
+
+
+def _without_given_up(snapshot: Snapshot, rows: list[int]) -> Snapshot:
+    """The snapshot in which gangs that start again are promised no room that others have, or are promised, by now:
+    where a worker had ended before the gang did, it was theirs no longer."""
+    jobs, runs = snapshot.jobs, snapshot.jobs.runs
+    own = [row for row in rows if runs.beneficiary[row] == row]
+    again = [row for row in own if jobs.reserved[row] or (runs.nodes_of(row) == NONE).any()]
+    if not again:
+        return snapshot
+    free, left = _left_by_promises(snapshot, rows), dict[int, Index]()
+    for row in np.flatnonzero(runs.leaving & jobs.holding).tolist():
+        _take(snapshot, free, row, runs.nodes_of(row), back=True)
+    for row in reversed(again):
+        nodes, request = promised_nodes(snapshot, row).copy(), jobs.requests[row]
+        overdrawn: Mask = np.any(free[:, request > 0] < 0, axis=1)
+        for at in np.flatnonzero(_at(overdrawn, nodes)).tolist():
+            if (free[nodes[at], request > 0] < 0).any():
+                free[nodes[at]] += request
+                nodes[at] = NONE
+                left[row] = nodes
+    return _with_promises(snapshot, left) if left else snapshot
 
 
 def _without_taken(snapshot: Snapshot, free: Int, rows: list[int], strangers: Mask) -> dict[int, Index]:
