@@ -87,6 +87,9 @@ class QueuePosition(Model):
     """What it lacks."""
     ahead: Annotated[tuple[Ahead, ...], Len(0, 8)] = ()
     """The first of those for which it waits, as when the message was written."""
+    retry_at: Timestamp | None = None
+    """When it may take a node again of those in `status.avoided`, where it lacks nodes. Those in quarantine do not
+    count."""
 
     @property
     def why(self) -> str:

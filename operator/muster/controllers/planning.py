@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from textwrap import shorten
 from typing import Any, Final
 
 from muster.api import names
-from muster.api.common import find_condition, format_time
+from muster.api.common import find_condition
 from muster.api.effective import EffectiveSpec, is_elastic
 from muster.api.jobparts import JobDefaults
 from muster.api.jobparts import TopologyMode as SpecMode
@@ -31,7 +30,6 @@ from muster.controllers.telling import Word
 from muster.controllers.terms import NO_BOUNDS, Bounds, length
 from muster.scheduling.plan import MoveReason, Waiting, WaitReason
 from muster.scheduling.snapshot import FOREVER, NONE, Index, Snapshot, TopologyMode
-from muster.telling.wording import STAYS_AWAY
 from muster_protocol.counts import counted
 
 HOST_ONLY: Final = (LevelInput("host", names.HOST_LABEL),)
@@ -48,7 +46,6 @@ SIZE_FAILED: Final = "SizeFailed"
 """Why a gang has its size whose script failed with the one before."""
 _NODES_SHOWN: Final = 8
 _HOLDERS_SHOWN: Final = 3
-_AVOIDED_SHOWN: Final = 2
 
 
 def levels_of(topology: Topology | None) -> tuple[LevelInput, ...]:
@@ -368,21 +365,6 @@ def waiting_status(
     draft.set(queue=word.told(), avoided=avoided, not_before=None, defaults=defaults)
     draft.condition(ConditionType.ADMITTED, False, word.reason, word.message)
     return draft.done()
-
-
-def avoiding(status: TrainingJobStatus, now: datetime, quarantined: Collection[str] = ()) -> str:
-    """What is told, behind the planner's sentence about nodes, of a job that stays away from some; "" for others. The
-    planner knows them only as nodes that don't suit. Of those in quarantine nothing is: nobody could start there."""
-    avoided = [item for item in status.avoided if item.until > now and item.node not in quarantined]
-    if not avoided:
-        return ""
-    each = [
-        f"{item.node} until {format_time(item.until)} ({shorten(item.reason or 'it failed there', 160)})"
-        for item in avoided
-    ]
-    more = len(avoided) - _AVOIDED_SHOWN
-    nodes = "; ".join(each[:_AVOIDED_SHOWN]) + (f"; and {more} more" if more > 0 else "")
-    return f"; {STAYS_AWAY} {nodes}: suspend and resume it to try there at once"
 
 
 def blockers(waiting: Waiting, names_by_uid: Mapping[str, str]) -> str:

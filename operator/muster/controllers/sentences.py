@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import cached_property
+from textwrap import shorten
 from typing import Final
 
 from muster.api.common import format_time
 from muster.api.names import QUARANTINE_TAINT
+from muster.api.placement import AvoidedNode
 from muster.api.queue_position import Ahead
+from muster.api.trainingjob_status import TrainingJobStatus
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster import marks
 from muster.cluster.eligibility import Matcher, NodeFilter
@@ -29,6 +32,7 @@ NODES: Final = 2
 """Nodes in quarantine that are named."""
 HOLDERS: Final = 4
 """Jobs that hold what one lacks, of which it is told."""
+_AVOIDED_SHOWN: Final = 2
 
 
 class Sentences:
@@ -66,12 +70,17 @@ class Sentences:
             told += self._misfit(record.planned[1]) + self._later(record.planned[1])
         if waiting.reason in LACKS_NODES:
             told += self._in_quarantine(record.planned[1]) if record.planned is not None else ""
-            told += planning.avoiding(record.job.status, self._now, self._quarantined)
+            told += avoiding(record.job.status, self._now, self._quarantined)
         told += planning.last_start(record.job)
         if record.planned is not None:
             told += _of_base(record.planned[1], waiting)
             told += priority_remark(record.planned[1], self._ceilings)
         return told
+
+    def retry_at(self, record: Record, waiting: Waiting) -> datetime | None:
+        """When a job that lacks nodes may take one again that it stays away from; None where that would not help."""
+        away = _avoided(record.job.status, self._now, self._quarantined) if waiting.reason in LACKS_NODES else ()
+        return min((each.until for each in away), default=None)
 
     def elsewhere(self, record: Record, waiting: Waiting) -> Change | None:
         """What a job is told of another kind of capacity that has room for it: with what keeps it from there, or None
@@ -167,6 +176,26 @@ def _shut(nodes: Sequence[NodeView]) -> str:
     ]
     more = f" and {len(each) - NODES} more" if len(each) > NODES else ""
     return f"; in quarantine, or it would suit: {', '.join(each[:NODES])}{more}"
+
+
+def avoiding(status: TrainingJobStatus, now: datetime, quarantined: Collection[str] = ()) -> str:
+    """What is told, behind the planner's sentence about nodes, of a job that stays away from some; "" for others. The
+    planner knows them only as nodes that don't suit."""
+    avoided = _avoided(status, now, quarantined)
+    if not avoided:
+        return ""
+    each = [
+        f"{item.node} until {format_time(item.until)} ({shorten(item.reason or 'it failed there', 160)})"
+        for item in avoided
+    ]
+    more = len(avoided) - _AVOIDED_SHOWN
+    nodes = "; ".join(each[:_AVOIDED_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    return f"; the job stays away from {nodes}: suspend and resume it to try there at once"
+
+
+def _avoided(status: TrainingJobStatus, now: datetime, quarantined: Collection[str]) -> list[AvoidedNode]:
+    """Those that a job stays away from now. Of those in quarantine nothing is told: nobody could start there."""
+    return [item for item in status.avoided if item.until > now and item.node not in quarantined]
 
 
 def _of_base(job: JobInput, waiting: Waiting) -> str:

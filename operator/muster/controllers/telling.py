@@ -43,7 +43,7 @@ class Word:
     Attributes:
         message: with all names in it.
         position: 0 for a job that is not in the order.
-        lacking, ahead: they go with the message; a change in them alone is no news.
+        lacking, ahead, retry_at: they go with the message; a change in them alone is no news.
         expected: seconds since the epoch; FOREVER when unknown.
     """
 
@@ -56,13 +56,22 @@ class Word:
     changes: tuple[Change, ...] = ()
     lacking: Lacking | None = field(default=None, compare=False)
     ahead: tuple[Ahead, ...] = field(default=(), compare=False)
+    retry_at: datetime | None = field(default=None, compare=False)
 
     @classmethod
-    def of(cls, waiting: Waiting, message: str, elsewhere: Change | None = None, ahead: tuple[Ahead, ...] = ()) -> Word:
+    def of(
+        cls,
+        waiting: Waiting,
+        message: str,
+        elsewhere: Change | None = None,
+        ahead: tuple[Ahead, ...] = (),
+        retry_at: datetime | None = None,
+    ) -> Word:
         """
         Args:
             elsewhere: what is told of other nodes that have room for it.
             ahead: for whom it waits.
+            retry_at: when it may take a node again that it stays away from.
         """
         changes = (*waiting.changes, elsewhere) if elsewhere is not None else waiting.changes
         return cls(
@@ -78,6 +87,7 @@ class Word:
             changes[:SHOWN],
             _lacking(waiting),
             ahead,
+            retry_at,
         )
 
     def helped(self, waiting: Waiting, elsewhere: Change | None) -> Word:
@@ -101,6 +111,7 @@ class Word:
             ),
             lacking=self.lacking,
             ahead=self.ahead,
+            retry_at=self.retry_at,
         )
 
 

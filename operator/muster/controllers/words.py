@@ -97,7 +97,7 @@ class Words:
             if self._budget < 1:
                 self._later(self.explain_at)
                 break
-            more = sentences.elsewhere(record, waiting), sentences.ahead(waiting)
+            more = sentences.elsewhere(record, waiting), sentences.ahead(waiting), sentences.retry_at(record, waiting)
             word = Word.of(waiting, sentences.of(record, waiting), *more)
             word = in_window(word, record.spec, terms.start_seconds(record.job.status, typical))
             self.waits(record, word, partial(_helped, decided, sentences, record, waiting))

@@ -19,7 +19,7 @@ from muster.cluster.status import is_false, reason_of
 from muster.scheduling.plan import StayReason, WaitReason
 from muster.telling.ends import first_ending
 from muster.telling.scene import Scene
-from muster.telling.wording import FINAL, STAYS_AWAY, below, runtime_left, seconds_left, standing_still, used_limits
+from muster.telling.wording import FINAL, below, runtime_left, seconds_left, standing_still, used_limits
 from muster_protocol.durations import format_duration
 
 _NO_BUCKET: Final = re.compile(r"the bucket '([^']*)' does not exist")
@@ -276,10 +276,10 @@ def _anew(named: str) -> str:
 
 def _stays_away(scene: Scene) -> float:
     """Seconds until a job that lacks nodes may take one again on which it could not start; 0 for others."""
-    status = scene.job.status
-    if status.queue is None or STAYS_AWAY not in status.queue.message:
-        return 0.0  # a node in quarantine, say, is closed for longer than that
-    return min((left for each in status.avoided if (left := (each.until - scene.now).total_seconds()) > 0), default=0.0)
+    place = scene.job.status.queue
+    if place is None or place.retry_at is None:
+        return 0.0
+    return max(0.0, (place.retry_at - scene.now).total_seconds())
 
 
 def _mending(named: str, scene: Scene, reason: str) -> Iterator[str]:

@@ -34,8 +34,6 @@ _PLACED_SECONDS: Final = 5.0
 WARNINGS_SHOWN: Final = 3
 """Of those that a job's status has, on the page of `muster status`."""
 FINAL: Final = (Phase.SUCCEEDED, Phase.FAILED)
-STAYS_AWAY: Final = "the job stays away from"
-"""Begins what a message says of nodes that a job takes again after a while, or when it is resumed."""
 PROMISED: Final = "promised"
 ROUGH: Final = "queue"
 BASES: Final = {

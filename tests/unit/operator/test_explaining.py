@@ -883,18 +883,17 @@ def test_a_job_whose_turn_cannot_come_is_not_told_to_wait(reason: str, helps: st
 
 @pytest.mark.parametrize("reason", ["NoEligibleNodes", "ExceedsCluster", "InsufficientCapacity"])
 def test_a_job_that_stays_away_from_nodes_is_told_when_it_takes_them_again(reason: str) -> None:
-    away = [
-        {"node": name, "until": f"2026-01-02T03:0{minute}:05Z", "reason": "r"} for name, minute in (("a", 9), ("b", 6))
-    ]
-    waits = {"phase": "Queued", "queue": {"reason": reason, "message": "why; the job stays away from a and b"}}
+    away = [{"node": name, "until": "2026-01-02T03:09:05Z", "reason": "r"} for name in ("a", "b")]
+    place = {"reason": reason, "message": "why"}
+    shut = {"phase": "Queued", "queue": place}
+    assert "stays away" not in follows(Scene(job(avoided=away, **shut), (), (), NOW)), "they are in quarantine"
+    waits = {"phase": "Queued", "queue": {**place, "retryAt": "2026-01-02T03:06:05Z"}}
     scene = Scene(job(avoided=away, **waits), (), (), NOW)
-    shut = {**waits, "queue": {"reason": reason, "message": "why; in quarantine, or it would suit: a, b"}}
-    assert "stays away" not in follows(Scene(job(avoided=away, **shut), (), (), NOW))
     assert follows(scene).startswith("in 2m it may take a node again that it stays away from")
     assert next(iter(advice(scene))).startswith(
         "to have it tried at once where it could not start:  kubectl patch tj train"
     )
-    past = Scene(job(avoided=[{**away[0], "until": "2026-01-02T03:00:05Z"}], **waits), (), (), NOW)
+    past = Scene(job(**{**waits, "queue": {**place, "retryAt": "2026-01-02T03:00:05Z"}}), (), (), NOW)
     assert "stays away" not in follows(past)
     assert not any("tried at once" in each for each in advice(past))
 

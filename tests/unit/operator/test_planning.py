@@ -31,6 +31,7 @@ from muster.controllers.claims import Claims
 from muster.controllers.inputs import Inputs
 from muster.controllers.progressed import progressed
 from muster.controllers.records import Judgement, Record
+from muster.controllers.sentences import avoiding
 from muster.scheduling.plan import ChangeKind, Waiting, WaitReason
 from muster.scheduling.planner import plan
 from muster.scheduling.snapshot import TopologyMode
@@ -710,17 +711,15 @@ def test_who_lacks_nodes_is_told_which_it_stays_away_from_and_until_when() -> No
         return AvoidedNode(node=name, reason="the kubelet refused its pod", until=NOW + timedelta(minutes=minutes))
 
     status = TrainingJobStatus(avoided=(*(avoided(name, 5) for name in "abc"), avoided("past", -1)))
-    told = planning.avoiding(status, NOW)
+    told = avoiding(status, NOW)
     assert told == (
         "; the job stays away from a until 2026-03-01T12:05:00Z (the kubelet refused its pod); "
         "b until 2026-03-01T12:05:00Z (the kubelet refused its pod); and 1 more: "
         "suspend and resume it to try there at once"
     )
-    assert planning.avoiding(status, NOW + timedelta(hours=1)) == ""
-    assert planning.avoiding(status, NOW, {"a", "c"}).startswith("; the job stays away from b until")
-    assert planning.avoiding(status, NOW, {"a", "b", "c"}) == "", (
-        "in quarantine: to suspend and resume it helps nothing"
-    )
+    assert avoiding(status, NOW + timedelta(hours=1)) == ""
+    assert avoiding(status, NOW, {"a", "c"}).startswith("; the job stays away from b until")
+    assert avoiding(status, NOW, {"a", "b", "c"}) == "", "in quarantine: to suspend and resume it helps nothing"
 
 
 def placed_with(job: TrainingJob, workers: int, why: str) -> TrainingJob:

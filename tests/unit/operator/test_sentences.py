@@ -19,7 +19,7 @@ from muster.controllers import flavours, planning
 from muster.controllers.records import Record
 from muster.controllers.sentences import Sentences
 from muster.controllers.telling import Word
-from muster.scheduling.plan import ChangeKind, Waiting, WaitReason
+from muster.scheduling.plan import LACKS_NODES, ChangeKind, Waiting, WaitReason
 from muster.scheduling.planner import plan
 
 from .test_planning import node, trainingjob
@@ -70,6 +70,19 @@ def test_room_on_another_kind_of_capacity_is_told_with_what_keeps_the_job_from_i
     )
     tolerates = {"tolerations": [{"key": SPOT.key, "operator": "Exists"}]}
     assert changes(cluster(taints=(SPOT,)), tolerates) == (fewer, there)
+
+
+def test_who_lacks_nodes_is_told_when_it_may_take_one_again_that_is_not_in_quarantine() -> None:
+    shut = replace(node("n1"), taints=(Taint(QUARANTINE_TAINT, "", "NoSchedule"),))
+    nodes = [shut, node("n2"), node("n3")]
+    away = [AvoidedNode(node=f"n{number}", until=NOW + timedelta(minutes=number)) for number in range(4)]
+    job = trainingjob(queue="q", workers={"gpuType": "H100"})
+    record = Record.of(job.model_copy(update={"status": job.status.model_copy(update={"avoided": tuple(away)})}))
+    sentences = Sentences(build(nodes=nodes, pods=[], jobs=[], queues=[], levels=HOSTS), {}, nodes, {}, {}, {}, NOW)
+    for reason in WaitReason:
+        waiting = Waiting("u", reason, "needs more", 1)
+        word = Word.of(waiting, "", retry_at=sentences.retry_at(record, waiting))
+        assert word.told().retry_at == (NOW + timedelta(minutes=2) if reason in LACKS_NODES else None)
 
 
 def test_nodes_that_would_suit_but_are_in_quarantine_are_named_with_their_end() -> None:
