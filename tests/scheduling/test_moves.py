@@ -22,7 +22,19 @@ from muster.scheduling.planner import plan
 from muster.scheduling.promotion import promote
 from muster.scheduling.quota import Ledger
 from muster.scheduling.room import Room
-from muster.scheduling.snapshot import FOREVER, NONE, Alternative, Index, Int, Shape, Sizes, Snapshot, TopologyMode
+from muster.scheduling.snapshot import (
+    FOREVER,
+    NONE,
+    UNLIMITED,
+    Alternative,
+    Index,
+    Int,
+    Preempts,
+    Shape,
+    Sizes,
+    Snapshot,
+    TopologyMode,
+)
 from muster.scheduling.topology import Tree
 
 from .cases import GPU, RESOURCES, Job, Node, Queue, rack, snapshot
@@ -409,6 +421,64 @@ def test_promotion_needs_room_for_the_whole_gang_and_must_pay() -> None:
     assert not promoted(with_jobs(world, flavours=np.array([1], dtype=np.int32))), "it is on its first choice"
     held = replace(world, queues=replace(world.queues, nominal=np.zeros_like(world.queues.nominal)))
     assert not promoted(held), "no quota there"
+
+
+def beside_spot(nodes: list[Node], queues: list[Queue], jobs: list[Job], reclaim: Preempts) -> Snapshot:
+    """The last node is a spot node. The job `moves` runs there and would rather be on the others; `firm` is not
+    preemptible."""
+    world = snapshot(nodes, jobs, queues)
+    uids, spot = world.jobs.uids, np.arange(len(nodes)) == len(nodes) - 1
+    moves, holding = np.array([uid == "moves" for uid in uids]), world.jobs.holding
+    wide = [
+        np.concatenate([table, np.full_like(table[:, :1], UNLIMITED)], axis=1)
+        for table in (world.queues.nominal, world.queues.borrowing, world.queues.lending)
+    ]
+    taken_back = np.full(len(world.queues.names), reclaim, dtype=np.int32)
+    terms = replace(
+        world.jobs.terms,
+        alternatives=tuple((Alternative(len(world.eligible), 2),) if each else () for each in moves),
+        preemptible=np.array([uid != "firm" for uid in uids]),
+    )
+    started, saved = np.where(holding, NOW - 9_000.0, 0.0), np.where(holding, NOW - 10.0, 0.0)
+    return replace(
+        world,
+        now=NOW,
+        flavours=("", "H100/reserved", "H100/spot"),
+        eligible=np.concatenate([world.eligible & ~spot, spot[None]]),
+        nodes=replace(world.nodes, flavours=np.where(spot, 2, 1).astype(np.int32)),
+        queues=replace(world.queues, nominal=wide[0], borrowing=wide[1], lending=wide[2], reclaim=taken_back),
+        jobs=replace(
+            world.jobs,
+            flavours=np.where(moves, 2, 1).astype(np.int32),
+            terms=terms,
+            runs=replace(world.jobs.runs, started=started, saved=saved),
+        ),
+    )
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("reclaim", [Preempts.NEVER, Preempts.LOWER_PRIORITY])
+def test_nobody_moves_to_where_it_would_use_quota_that_others_wait_for(reclaim: Preempts, waits: bool) -> None:
+    """An owner waits for quota of two kept nodes, half of which is lent: what is left is not for a borrower on spot."""
+    nodes = [Node("kept-0", used_gpus=8), Node("kept-1"), Node("spot", used_gpus=8)]
+    queues = [Queue("owner", gpus=16, cohort=0), Queue("borrower", gpus=0, cohort=0)]
+    jobs = [Job("lent", queue="borrower", holding=True, on=("kept-0",))]
+    jobs += [Job("moves", queue="borrower", holding=True, on=("spot",))]
+    jobs += [Job("waits", workers=2, queue="owner", submitted=NOW)] if waits else []
+    found = plan(beside_spot(nodes, queues, jobs, reclaim))
+    assert [each.reason for each in found.evictions] == ([] if waits else [MoveReason.PROMOTED])
+
+
+@pytest.mark.parametrize("nominal", [8, 16])
+def test_nobody_moves_to_where_it_would_borrow_while_one_of_its_queue_has_a_reservation(nominal: int) -> None:
+    """The one that waits would be the last of its queue to start, and borrowed use is what came last."""
+    nodes = [Node("full", used_gpus=4), Node("kept"), Node("spot", used_gpus=8)]
+    queues = [Queue("mine", gpus=nominal, cohort=0), Queue("lender", gpus=32, cohort=0)]
+    jobs = [Job("firm", gpus=4, queue="lender", holding=True, on=("full",))]
+    jobs += [Job("moves", queue="mine", holding=True, on=("spot",))]
+    jobs += [Job("waits", queue="mine", submitted=NOW, only_on=("full",))]
+    found = plan(beside_spot(nodes, queues, jobs, Preempts.ANY))
+    assert [each.reason for each in found.evictions] == ([] if nominal == 8 else [MoveReason.PROMOTED])
 
 
 def test_a_gang_without_gpus_is_on_the_choice_whose_filter_its_nodes_pass() -> None:

@@ -5,7 +5,8 @@ Each move is a stop and a start, so each has to pay (`muster.scheduling.moves.Pa
 * **defragmentation**: the first job that waits for room while there is enough in all, but in pieces (on nodes, or in
   domains), gets it by moving others aside; at most one such job in a plan, and none in a plan that asks others to end.
   It need not hold a reservation, but what is kept for those ahead is not its to take;
-* **promotion**: jobs on their second choice of nodes move to a better one;
+* **promotion**: jobs on their second choice of nodes move to a better one, but not where that takes quota for which
+  anybody in their tree of queues waits;
 * **spares** that broke or are lacking are found again (`muster.scheduling.mending`), without a stop;
 * **growth**: elastic jobs grow. Not in a tree of queues in which anybody waits for quota.
 
@@ -55,7 +56,9 @@ def improve(round_: Round, heads: Heads, owners: Owners, verdicts: Sequence[Verd
     settle = round_.policy.settle
     if round_.policy.promotion and any(round_.snapshot.jobs.terms.alternatives):
         pace = replace(PROMOTION, settle=settle)
-        _carry_out(round_, promote(round_.after_evictions(), round_.tree, open_, round_.promised, pace))
+        awaited = _awaited_quota(round_, heads, verdicts)
+        standing = round_.after_evictions()
+        _carry_out(round_, promote(standing, round_.tree, open_, round_.promised, pace, awaited, heads.queues))
     if round_.policy.elastic and _anybody_may_grow(round_.snapshot):
         contested = _contested_quota(round_, heads, verdicts)
         calm = _without_growth(round_, round_.after_evictions(), contested)
@@ -115,13 +118,30 @@ def _contested_quota(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -
     lend it quota and nothing is kept for it, or that gives way to another and will wait then: nobody grows there."""
     first: dict[int, int] = {}
     for each in verdicts:
-        if each.fate is Fate.QUOTA or (
-            each.fate is Fate.ROOM and each.job not in heads.jobs and round_.would_be_lent(each.job, each.choice)
-        ):
+        if _awaits_quota(round_, heads, each):
             first.setdefault(round_.used.circle(round_.queue_of[each.job]), each.job)
     for job in np.flatnonzero(ending_for_others(round_)).tolist():  # what they leave over is not idle
         first.setdefault(round_.used.circle(round_.queue_of[job]), job)
     return first
+
+
+def _awaited_quota(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> set[tuple[int, int]]:
+    """(tree of queues, flavour) of that quota: of a job that lacks it, for each kind of nodes that it takes by now."""
+    found, flavours = set[tuple[int, int]](), round_.snapshot.jobs.flavours
+    for each in verdicts:
+        if _awaits_quota(round_, heads, each):
+            circle, choices = round_.used.circle(round_.queue_of[each.job]), round_.kind(each.job).choices
+            wanted = choices if each.fate is Fate.QUOTA else (choices[each.choice],)
+            found.update((circle, choice.flavour) for choice in wanted)
+    for job in np.flatnonzero(ending_for_others(round_)).tolist():
+        found.add((round_.used.circle(round_.queue_of[job]), int(flavours[job])))
+    return found
+
+
+def _awaits_quota(round_: Round, heads: Heads, verdict: Verdict) -> bool:
+    """Whether a job waits for quota, or for room while others would lend it quota and nothing is kept for it."""
+    lacks_room = verdict.fate is Fate.ROOM and verdict.job not in heads.jobs
+    return verdict.fate is Fate.QUOTA or (lacks_room and round_.would_be_lent(verdict.job, verdict.choice))
 
 
 def _without_growth(round_: Round, snapshot: Snapshot, circles: Collection[int]) -> Snapshot:

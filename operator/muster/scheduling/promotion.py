@@ -2,11 +2,14 @@
 
 Asked after everybody who waits, and in the order of priority and submit. It must pay: what is left of the run, as far
 as anybody knows, is at least ten times what the move loses, so that a job about to end stays where it is. So does one
-that saves no checkpoints.
+that saves no checkpoints. Nobody moves to where it would use more of a quota that jobs wait for: one after the other
+of those who run would pass them. Nor does anybody borrow there before a job of its queue that has a reservation, for
+that would be the one who borrows when it starts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Final
 
 import numpy as np
@@ -34,13 +37,23 @@ from muster.scheduling.topology import Tree, prefix_sums
 PROMOTION: Final = Pace(gain=10.0)
 
 
-def promote(snapshot: Snapshot, tree: Tree, room: Int, ledger: Ledger, pace: Pace = PROMOTION) -> tuple[Move, ...]:
+def promote(
+    snapshot: Snapshot,
+    tree: Tree,
+    room: Int,
+    ledger: Ledger,
+    pace: Pace = PROMOTION,
+    awaited: Set[tuple[int, int]] = frozenset(),
+    own: Set[tuple[int, int]] = frozenset(),
+) -> tuple[Move, ...]:
     """Which jobs move to nodes that they prefer.
 
     Args:
         room: R x N in tree order, what nobody holds or is to get. What is taken is subtracted; what the jobs leave
             behind is not there before they are gone.
         ledger: with all promises; the new flavour is charged, the old one discharged.
+        awaited: (tree of queues, flavour) in which jobs wait for quota.
+        own: (queue, flavour) in which nobody moves by what is borrowed.
     """
     jobs, choices = snapshot.jobs, Choices(snapshot)
     open_ = OpenRoom(snapshot, tree, room)
@@ -49,7 +62,9 @@ def promote(snapshot: Snapshot, tree: Tree, room: Int, ledger: Ledger, pace: Pac
         if not jobs.terms.alternatives[row] or not snapshot.queues.open[jobs.queues[row]]:
             continue
         for choice in choices.better(row):
-            move = _move(snapshot, tree, open_, ledger, row, choice)
+            if _would_pass(snapshot, ledger, row, choice, awaited):
+                continue
+            move = _move(snapshot, tree, open_, ledger, row, choice, own)
             if move is not None:
                 moves.append(move)
                 break
@@ -65,7 +80,24 @@ def _pays(snapshot: Snapshot, pace: Pace) -> list[int]:
     return ranked
 
 
-def _move(snapshot: Snapshot, tree: Tree, room: OpenRoom, ledger: Ledger, row: int, choice: Choice) -> Move | None:
+def _would_pass(snapshot: Snapshot, ledger: Ledger, row: int, choice: Choice, awaited: Set[tuple[int, int]]) -> bool:
+    """Whether a job would use quota on another choice of nodes that others wait for."""
+    queue, flavour = int(snapshot.jobs.queues[row]), choice.flavour
+    if int(snapshot.jobs.flavours[row]) == flavour or (ledger.circle(queue), flavour) not in awaited:
+        return False
+    limited = ledger.limited(queue, flavour)
+    return any(resource in limited for resource, _ in need_of(snapshot, row, 1))
+
+
+def _move(
+    snapshot: Snapshot,
+    tree: Tree,
+    room: OpenRoom,
+    ledger: Ledger,
+    row: int,
+    choice: Choice,
+    own_alone: Set[tuple[int, int]],
+) -> Move | None:
     jobs = snapshot.jobs
     workers = len(jobs.runs.nodes_of(row))
     slots, there = room.slots(row, choice.filter)
@@ -74,7 +106,8 @@ def _move(snapshot: Snapshot, tree: Tree, room: OpenRoom, ledger: Ledger, row: i
     queue, own, need = int(jobs.queues[row]), int(jobs.flavours[row]), need_of(snapshot, row, workers)
     if own == choice.flavour != 0:
         return None
-    if own != choice.flavour and ledger.shortage(queue, choice.flavour, need) is not None:
+    borrowing = (queue, choice.flavour) not in own_alone
+    if own != choice.flavour and ledger.shortage(queue, choice.flavour, need, borrowing=borrowing) is not None:
         return None  # without accelerators it takes its quota along
     gang = gang_of(snapshot, row, workers - jobs.terms.shapes[row].spares)
     places = locate(tree, slots, prefix_sums(slots), gang, whole=np.zeros(len(slots), np.bool_), spared=None)
