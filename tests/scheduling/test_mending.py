@@ -14,7 +14,7 @@ from muster.scheduling.mending import mend_gangs, mend_promises
 from muster.scheduling.plan import Plan
 from muster.scheduling.planner import plan
 from muster.scheduling.policy import DEFAULT, Policy
-from muster.scheduling.snapshot import NONE, Alternative, JobState, Shape, Snapshot, TopologyMode
+from muster.scheduling.snapshot import NONE, Alternative, JobState, Preempts, Shape, Snapshot, TopologyMode
 from muster.scheduling.topology import Tree
 
 from .cases import GPU, LEVELS, Job, Node, Queue, rack, snapshot
@@ -195,6 +195,27 @@ def running(*on: str, spares: int, **more: object) -> Job:
 
 def full(nodes: list[Node], *names: str) -> list[Node]:
     return [replace(node, used_gpus=8, used_cores=1) if node.name in names else node for node in nodes]
+
+
+@pytest.mark.parametrize(
+    ("mine", "reclaim", "found"),
+    [
+        ("borrower", Preempts.LOWER_PRIORITY, False),
+        ("borrower", Preempts.NEVER, True),  # it does not take back what it lent
+        ("owner", Preempts.LOWER_PRIORITY, True),
+    ],
+)
+def test_lacking_spare_borrows_no_quota_that_owners_wait_for(mine: str, reclaim: Preempts, found: bool) -> None:
+    nodes = [Node("a", used_gpus=8), Node("b"), Node("c")]
+    queues = [Queue("owner", gpus=16, cohort=0), Queue("borrower", gpus=0, cohort=0)]
+    gang = Job("gang", workers=1, queue=mine, holding=True, on=("a", "gone"))
+    waits = Job("waits", workers=2, queue="owner", submitted=1.0)
+    for jobs, told in (([gang, waits], found), ([gang], True)):
+        world = with_spares(snapshot(nodes, jobs, queues), gang=1)
+        world.jobs.held[0] = world.jobs.requests[0]
+        policies = np.full(len(world.queues.names), reclaim, dtype=np.int32)
+        world = replace(world, queues=replace(world.queues, reclaim=policies))
+        assert moved(world, plan(world), "gang") == ({1: "b"} if told else {})
 
 
 def test_lacking_spare_of_a_running_gang_is_found_when_there_is_room_for_nobody_else() -> None:

@@ -31,6 +31,7 @@ from muster.scheduling.moves import Move, Pace, by_rank
 from muster.scheduling.owners import Owners
 from muster.scheduling.plan import Eviction, Promise
 from muster.scheduling.promotion import PROMOTION, promote
+from muster.scheduling.quota import Need
 from muster.scheduling.rounds import Round
 from muster.scheduling.snapshot import NONE, PLAIN, Index, Snapshot
 from muster.scheduling.verdicts import Fate, Left, Verdict
@@ -52,7 +53,8 @@ def improve(round_: Round, heads: Heads, owners: Owners, verdicts: Sequence[Verd
         ledgers = (round_.promised, round_.used)  # they start at once, beside those who are still leaving
         found = start_with_more(calm, round_.tree, open_, ledgers, others, heads.queues)
         round_.beyond |= {round_.snapshot.jobs.uids[row]: nodes for row, nodes in found.items()}
-    round_.replacements += mend_spares(round_.after_evictions(), round_.tree, open_, round_.promised)
+    allows = owners.allow if round_.policy.preemption else _anything
+    round_.replacements += mend_spares(round_.after_evictions(), round_.tree, open_, round_.promised, allows)
     settle = round_.policy.settle
     if round_.policy.promotion and any(round_.snapshot.jobs.terms.alternatives):
         pace = replace(PROMOTION, settle=settle)
@@ -66,6 +68,11 @@ def improve(round_: Round, heads: Heads, owners: Owners, verdicts: Sequence[Verd
         _carry_out(round_, grow(calm, round_.tree, open_, round_.promised, pace, heads.queues, used))
         round_.left = Left(open_, used, contested, pace)
     return list(verdicts)
+
+
+def _anything(queue: int, flavour: int, need: Need) -> bool:
+    """Where nobody takes anything back, owners leave all of it."""
+    return True
 
 
 def _anybody_may_change(round_: Round) -> bool:

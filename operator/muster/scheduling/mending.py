@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +26,7 @@ from muster.scheduling.gangs import Gang
 from muster.scheduling.moves import by_rank, gang_of, need_of, take_room, worker_of
 from muster.scheduling.plan import Promise, Replacement
 from muster.scheduling.promises import base_stands, moving, promised_nodes, reserved_by_rank, stands, victims_of
-from muster.scheduling.quota import Ledger
+from muster.scheduling.quota import Ledger, Need
 from muster.scheduling.reduction import reduce_gang, smaller_sizes
 from muster.scheduling.replacement import replace_workers
 from muster.scheduling.slots import by_resource, count_slots
@@ -120,23 +121,19 @@ def reduce_gangs(snapshot: Snapshot, tree: Tree, free: Int) -> dict[int, Index]:
     return found
 
 
-def mend_spares(snapshot: Snapshot, tree: Tree, room: Int, ledger: Ledger) -> tuple[Replacement, ...]:
+def mend_spares(
+    snapshot: Snapshot, tree: Tree, room: Int, ledger: Ledger, allows: Callable[[int, int, Need], bool]
+) -> tuple[Replacement, ...]:
     """Find new places for broken and lacking spares of gangs that run.
 
     Args:
         room: R x N in tree order, what nobody holds or is to get. What spares take is subtracted.
         ledger: with all promises; what spares take is charged.
+        allows: whether owners leave a need of a flavour to a queue: see `Owners.allow`.
     """
-    jobs = snapshot.jobs
-    with_spares = [row for row, shape in enumerate(jobs.terms.shapes) if shape.spares]
-    if not with_spares:
-        return ()
-    found = []
-    for row in by_rank(snapshot, np.array(with_spares, dtype=np.int64)).tolist():
-        mended = _mend_spares(snapshot, tree, room, ledger, row) if _may_get(snapshot, row) else None
-        if mended is not None:
-            found.append(mended)
-    return tuple(found)
+    rows = by_rank(snapshot, np.flatnonzero([shape.spares for shape in snapshot.jobs.terms.shapes])).tolist()
+    found = (_mend_spares(snapshot, tree, room, ledger, allows, row) for row in rows if _may_get(snapshot, row))
+    return tuple([each for each in found if each is not None])
 
 
 def _at(mask: Mask, nodes: Index) -> Mask:
@@ -371,7 +368,9 @@ def _may_get(snapshot: Snapshot, row: int) -> bool:
     return whole and bool(queues.open[queue]) and not bool(queues.drain[queue])
 
 
-def _mend_spares(snapshot: Snapshot, tree: Tree, room: Int, ledger: Ledger, row: int) -> Replacement | None:
+def _mend_spares(
+    snapshot: Snapshot, tree: Tree, room: Int, ledger: Ledger, allows: Callable[[int, int, Need], bool], row: int
+) -> Replacement | None:
     jobs, size = snapshot.jobs, int(snapshot.jobs.workers[row])
     nodes = jobs.runs.nodes_of(row)
     lost = size + np.flatnonzero(~stands(snapshot, row, nodes)[size:])
@@ -391,7 +390,8 @@ def _mend_spares(snapshot: Snapshot, tree: Tree, room: Int, ledger: Ledger, row:
     anew = int((nodes[indexes] == NONE).sum())
     queue, flavour = int(jobs.queues[row]), int(jobs.flavours[row])
     need, borrowing = need_of(snapshot, row, anew), bool(jobs.terms.preemptible[row])
-    if not len(indexes) or (anew and ledger.shortage(queue, flavour, need, borrowing=borrowing) is not None):
+    lacks = ledger.shortage(queue, flavour, need, borrowing=borrowing) is not None or not allows(queue, flavour, need)
+    if not len(indexes) or (anew and lacks):
         return None
     if not (ledger.within(queue, flavour, need) or ledger.borrows(queue, flavour, [each for each, _ in need])):
         return None  # whoever takes back what is borrowed for a spare ends the whole gang
