@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader
 
 from muster_runtime.data.loader import Loader, to_device
 from muster_runtime.data.order import BatchPlan, Microbatch, microbatches
-from muster_runtime.data.waiting import waited
 
 
 class Listener(Protocol):
@@ -66,10 +65,9 @@ class ElasticLoader(Loader):
         assert self._plan is not None
         return self._plan.is_equal(self._parts, self._most)
 
-    def batches(self, epoch: int, start: int) -> Iterator[Microbatches]:
+    def batches(self, epoch: int, start: int, *, beside: bool = False) -> Iterator[Microbatches]:
         """This rank's part of each global batch of `epoch` from number `start` on."""
-        self._batches.epoch, self._batches.start = epoch, start
-        pieces = waited(self._loader, self.waiting)
+        pieces = self._pieces(epoch, start, beside=beside)
         for first in pieces:
             step = Microbatches(first, pieces, self._listener, self._device, trained=self.stepper is not None)
             yield step

@@ -57,6 +57,7 @@ class Loader:
         self.waiting: Waiting = UNTOLD
         self._passed: int | None = None  # the last epoch that a pass of steps began in, here in this process
         self._left_out: set[tuple[int, int]] = set()  # epoch and number of batches that nobody is to train on
+        self._drives = False  # a loop over steps goes through it
         self._plan: BatchPlan | None = None
         if _own_batches(source) is None:
             assert source.batch_size is not None
@@ -73,7 +74,7 @@ class Loader:
         """ValueError for batches that this loader can't share."""
         plan.refuse_unequal(self._parts)
 
-    def _rebuild(self) -> DataLoader[Any]:
+    def _rebuild(self, *, persistent: bool = True) -> DataLoader[Any]:
         source = self._source
         batches: Any = self._batches  # requests in place of lists of indices
         return _RankLoader(
@@ -88,7 +89,7 @@ class Loader:
             # of its own: drawing the workers' seed from torch's would shift the training's random numbers
             generator=torch.Generator().manual_seed(mix(self._seed, "workers")),
             prefetch_factor=source.prefetch_factor,
-            persistent_workers=source.persistent_workers,
+            persistent_workers=source.persistent_workers and persistent,
         )
 
     def __len__(self) -> int:
@@ -114,7 +115,7 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         stepper = self.stepper
         if stepper is None or not stepper.loader_steps():
-            for batch in self.batches(self.epoch, 0):
+            for batch in self.batches(self.epoch, 0, beside=self._drives):
                 if stepper is None:
                     self.untracked()
                 yield batch
@@ -146,10 +147,14 @@ class Loader:
 
     def endless(self) -> Iterator[Any]:
         """Batches from here on, epoch after epoch."""
-        while True:
-            if self.is_over:
-                self.next_epoch()
-            yield from self.batches(self.epoch, self.position)
+        self._drives = True
+        try:
+            while True:
+                if self.is_over:
+                    self.next_epoch()
+                yield from self.batches(self.epoch, self.position)
+        finally:
+            self._drives = False
 
     # ------------------------------------------------------------------ the place
 
@@ -186,11 +191,17 @@ class Loader:
         if self._plan is None:
             set_epoch(self._source.batch_sampler, self.epoch)  # its length, which a save tells, may be another in each
 
-    def batches(self, epoch: int, start: int) -> Iterator[Any]:
-        """This rank's batches of `epoch` from number `start` on."""
-        self._batches.epoch, self._batches.start = epoch, start
-        for _, batch in waited(self._loader, self.waiting):
+    def batches(self, epoch: int, start: int, *, beside: bool = False) -> Iterator[Any]:
+        """This rank's batches of `epoch` from number `start` on. `beside`: a loop over steps has its own meanwhile."""
+        for _, batch in self._pieces(epoch, start, beside=beside):
             yield to_device(batch, self._device)
+
+    def _pieces(self, epoch: int, start: int, *, beside: bool) -> Iterator[tuple[Microbatch, Any]]:
+        """The microbatches of one pass. Workers that persist have one iterator, which a pass beside the loop's would
+        set back: the loop would go on with that pass's batches. So such a pass has workers of its own."""
+        self._batches.epoch, self._batches.start = epoch, start
+        loader = self._rebuild(persistent=False) if beside and self._source.persistent_workers else self._loader
+        return waited(loader, self.waiting)
 
     def requests(self, epoch: int, start: int) -> Iterator[Request]:
         """What this rank reads in `epoch` from batch `start` on."""

@@ -117,6 +117,20 @@ def test_workers_change_nothing() -> None:
     assert global_batches(lambda: noisy(workers=2), 1) == global_batches(noisy, 1)
 
 
+def test_a_look_at_the_data_leaves_the_loops_persistent_workers_alone() -> None:
+    """As in a loop over steps that shows an example now and then: it would begin the epoch anew each time, unseen."""
+    loader = wrap(noisy(workers=1, persistent_workers=True))
+    whole = [batch[0].tolist() for batch in loader]
+    loop, seen = loader.endless(), []
+    for _ in range(3):
+        seen.append(next(loop)[0].tolist())
+        loader.move_on()
+        assert next(iter(loader))[0].tolist() == whole[0]
+    assert seen == whole[:3]
+    assert [batch[0].tolist() for batch in loader] == whole
+    assert next(loop)[0].tolist() == whole[3]
+
+
 def test_persistent_workers_follow_the_epochs() -> None:
     loader = wrap(noisy(workers=1, persistent_workers=True))
     plain = wrap(noisy())
