@@ -23,6 +23,7 @@ _WAITS: Final = re.compile(
 
 _LOADS: Final = re.compile(r"torch/utils/data/|torchdata/")
 _COMPILES: Final = re.compile(r"torch/_(dynamo|inductor|functorch)/|/triton/")
+_ENDED: Final = re.compile(r'/threading\.py", line \S+ in _shutdown')
 _FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+|\?+) in (?P<function>\S+)')
 
 _OURS: Final = ("boundary", "checkpoint")
@@ -80,6 +81,11 @@ def _waits(stack: str) -> bool:
 def _in_the_kernel(seen: RankSeen) -> bool:
     """Stopped, or in a call that doesn't return: one that only reads a file just now has shown its stack."""
     return seen.state in ("T", "t", "D") and not seen.stack
+
+
+def _ended(seen: RankSeen) -> bool:
+    """Whether the script has come to its end, by sys.exit() perhaps, and threads of its own keep the process alive."""
+    return _place(seen) is None and bool(_ENDED.search(seen.stack))
 
 
 def judge(workers: Sequence[Examined]) -> Ended:
@@ -150,7 +156,7 @@ def _doing(seen: RankSeen) -> str:
         return f" and {waits if seen.state == 'D' else stopped}"
     frame = _place(seen)
     if frame is None:
-        return ""
+        return ": its script has ended, and Python waits for its threads that are no daemons" if _ended(seen) else ""
     loads = ", where it waits for its data loader" if _LOADS.search(seen.stack[: frame.start()]) else ""
     return f", at {frame['file']}:{frame['line']} in {frame['function']}{loads}"
 
@@ -159,6 +165,8 @@ def _remedy(seen: RankSeen) -> str:
     """For what may be no hang at all."""
     if _in_the_kernel(seen):
         return ""
+    if _ended(seen):
+        return ". End them first, or start them with daemon=True"
     evaluate = "; put evaluations under `with session.evaluate():`" if seen.limit == "step" else ""
     return f". If it may take as long, raise spec.hang.{seen.limit}{evaluate}"
 

@@ -333,6 +333,15 @@ def test_who_waits_for_data_is_told_so() -> None:
     assert "31 s, at /app/train.py:5 in main, where it waits for its data loader; the others wait for it." in message
 
 
+def test_whose_script_has_ended_and_waits_for_its_threads_is_told_so() -> None:
+    """As after sys.exit(3): nothing in the stack is the script's, and no other spec.hang would help."""
+    shuts_down = '  File "/usr/lib/python3.11/threading.py", line 1590 in _shutdown'
+    message = hang.judge([Examined(0, True, (seen(0, "boundary"), seen(1, stack=shuts_down)))]).message
+    told = "its script has ended, and Python waits for its threads that are no daemons; the others wait for it."
+    assert message.startswith("rank 1 hangs in the step after step 16: it did not get on for 31 s: " + told)
+    assert message.endswith(". End them first, or start them with daemon=True")
+
+
 def test_where_nobody_stands_out_all_are_told() -> None:
     found = hang.judge([Examined(0, True, (seen(0), seen(1)))])
     assert found.message.startswith("all 2 ranks hang in the step after step 16, and none of them stands out; rank 0")
