@@ -72,6 +72,8 @@ class Run:
         self._by_epochs = False
         self._found: Restored | None = None
         """What was restored, until it is told or trained on."""
+        self.nothing_left = ""
+        """Why the script has trained nothing, until a loop of it does."""
         self._total: int | None = None
         self._step_open = False
         self._updates = Updates(self.tracked)
@@ -153,7 +155,7 @@ class Run:
         """The loop ends before its first step, since no step of it is left."""
         found, self._found = self._found, None
         if found is not None:
-            self.saves.tell_done(found, self._total)
+            self.nothing_left = self.saves.tell_done(found, self._total)
         self.leave_loop()
 
     def leave_loop(self) -> None:
@@ -190,7 +192,7 @@ class Run:
 
     def opens_step(self) -> None:
         self.pulse.step_opens()
-        self._found = None
+        self._found, self.nothing_left = None, ""
         self._step_open = True
         self._updates.step_opens()
         self.gradients.open_step()

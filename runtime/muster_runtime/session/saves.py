@@ -107,24 +107,27 @@ class Saves:
         self._schedule.saved(time.monotonic())
         return restored
 
-    def tell_done(self, found: Restored, total: int | None) -> None:
-        """The loop of `total` steps has none left to do: what was restored is of its end, or beyond."""
+    def tell_done(self, found: Restored, total: int | None) -> str:
+        """The loop of `total` steps has none left to do: what was restored is of its end, or beyond. What is to be
+        logged where no other loop of the script has anything to do either, or ""."""
         assert self.persistence is not None
         uri = self.persistence.uri if self.has_own else self._settings.start_from
         step, by = found.run.step, f", saved by job {found.job}" if found.job else ""
         if found.finished:
-            what = f"the run at {uri} had finished already, at step {step}{by}: nothing is left to train"
+            what = f"the run at {uri} had finished already, at step {step}{by}"
         elif total is not None and step < total:
             what = f"the run at {uri} is at step {step}{by}, beyond this loop, which the script had ended early"
         else:
             what = f"the run at {uri} is at step {step} already{by}, and this loop ends at step {total}"
+        nothing = ": nothing is left to train" if found.finished else ""
         more = "" if found.run.ended_early else "; to train on, let the script ask for more steps"
         told = (
-            f"{what}. For a fresh run take another checkpoint.uri; with checkpoint.from: {uri} and load: model it "
-            f"begins with this run's weights{more}"
+            f"{what}{nothing}. For a fresh run take another checkpoint.uri; with checkpoint.from: {uri} and load: "
+            f"model it begins with this run's weights{more}"
         )
-        self._progress.log(told if found.finished else what)  # a script's next loop may have more to do
+        self._progress.log(what)
         self._reporter.send(reports.NothingLeft(self._gang.rank, step, told))
+        return told if found.finished else ""
 
     def settle(self) -> None:
         """Waits for the save in flight."""

@@ -159,6 +159,8 @@ def _leave(run: Run, gang: Gang, pid: int) -> None:
         return  # the script has forked this process: the loop, what was told of it, and the groups are not its own
     if not run.closed:
         run.last_word(fell=getattr(sys, "last_value", None) is not None)  # which Python sets before it tells it
+    elif run.nothing_left:  # a second loop of the script might have had something
+        run.progress.log(run.nothing_left)
     run.progress.reporter.settle()
     # After an error the peers may be gone, and leaving the groups in order would wait for them.
     if run.closed:

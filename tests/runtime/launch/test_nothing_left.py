@@ -55,5 +55,7 @@ def test_a_job_says_that_its_run_had_ended_before(make_gang: Callable[..., Any],
     more = job("third", "4,9", BREAK="6")
     assert (more.nothing_left, more.message, more.committed_step) == (False, "all ranks ended well", 7)
 
+    assert "nothing is left to train" not in logs[-1], "its second loop had something"
+
     left = job("fourth", "9")
     assert (left.nothing_left, left.message) == (True, told(7, "third")), "asking for more steps would not help"

@@ -152,10 +152,10 @@ def test_a_loop_after_one_that_was_ended_early_goes_on(cut: str, code: int, step
     """From where the first one ended, or from a checkpoint of its own."""
     assert run(tmp_path, TWO_LOOPS, CUT=cut).codes == [code]
     (tmp_path / "steps").unlink()
-    run(tmp_path, TWO_LOOPS).check()
+    assert "nothing is left to train" not in run(tmp_path, TWO_LOOPS).check().output
     again = [f"second {number}" for number in range(step, 20)]
     assert (tmp_path / "steps").read_text().splitlines() == again
-    assert "nothing is left to train" in run(tmp_path, TWO_LOOPS).check().output
+    assert "had finished already, at step 20" in run(tmp_path, TWO_LOOPS).check().output
     assert (tmp_path / "steps").read_text().splitlines() == again
 
 
