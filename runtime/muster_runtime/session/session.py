@@ -81,9 +81,14 @@ class Session:
     def peak_flops(self, value: float | None) -> None:
         self.run.progress.peak_flops = value
 
-    def should_stop(self) -> bool:
-        """Whether this rank was asked to stop. Purely local; the gang stops at the next boundary."""
-        return self.run.stopping.is_asked()
+    def should_stop(self, *, together: bool = False) -> bool:
+        """Whether this rank was asked to stop; the gang stops at the next boundary. Purely local, and ranks learn of it
+        at different moments.
+
+        `together`: whether any rank was, the same on all of them. Collective, so that all leave at the same batch.
+        """
+        asked = self.run.stopping.is_asked()
+        return self._gang.sum([float(asked)])[0] > 0 if together else asked
 
     def evaluate(self) -> AbstractContextManager[None]:
         """Around an evaluation that is slower than a step: it has a time of its own before it counts as hung. Local."""

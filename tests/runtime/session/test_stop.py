@@ -144,6 +144,30 @@ def test_a_stop_that_meets_a_rank_anywhere_is_a_checkpoint_and_75(place: str, do
     assert "evaluated after step 6" in again.output
 
 
+EVALUATED_TOGETHER = (
+    "import signal, torch.distributed as dist\n"
+    + STEPS
+    + """
+    if step == 2:
+        with session.evaluate():
+            for part in range(1000):
+                if session.should_stop(together=True):
+                    break
+                dist.all_reduce(torch.ones(1))  # as in each forward pass of a sharded model
+                if part == 1 and session.is_leader:
+                    os.kill(os.getpid(), signal.SIGTERM)  # the others hear of it later, or never
+"""
+)
+
+
+def test_ranks_that_evaluate_together_leave_for_a_stop_together(tmp_path: Path) -> None:
+    """One that went on alone would wait for the others in a collective until the grace is over."""
+    path = script(tmp_path, EVALUATED_TOGETHER)
+    result = run_gang(path, tmp_path, 2, environment(tmp_path, TOTAL="100"))
+    assert result.codes == [75, 75], result.output
+    assert latest(tmp_path) == (3, False)
+
+
 def test_a_finished_run_is_a_no_op_that_succeeds(tmp_path: Path) -> None:
     path = script(tmp_path, STEPS)
     run_gang(path, tmp_path, 2, environment(tmp_path)).check()
