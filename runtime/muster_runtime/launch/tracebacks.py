@@ -13,7 +13,7 @@ _AFTER_LINES: Final = 20
 
 _RANK_PREFIX: Final = re.compile(r"^\[rank\d+\]:\s?")
 _HEADER: Final = "Traceback (most recent call last):"
-_ASIDE: Final = 300
+_BESIDE: Final = 300
 """Characters of a line that is told beside, or in place of, an exception's."""
 _GAVE_UP: Final = "Watchdog caught collective operation timeout"
 _ABORTS: Final = (
@@ -151,7 +151,7 @@ def at_abort(lines: Sequence[str]) -> str:
     for pattern in _ABORTS:
         found = next((told[1] for line in reversed(lines) if (told := pattern.search(line))), "")
         if found:
-            return found.strip()[:_ASIDE]
+            return found.strip()[:_BESIDE]
     return ""
 
 
@@ -160,14 +160,14 @@ def gave_up_a_collective(said: str) -> bool:
     return _GAVE_UP in said
 
 
-def aside(what: str, traceback: str, lines: Sequence[str]) -> str:
+def beside(what: str, traceback: str, lines: Sequence[str]) -> str:
     """What stands elsewhere, in the traceback or the last lines, and tells more than the exception's own line `what`
     does; "" where nothing."""
     if "NCCL error in" in what:
-        return traceback.partition("\nLast error:\n")[2].partition("\n")[0].strip()[:_ASIDE]
+        return traceback.partition("\nLast error:\n")[2].partition("\n")[0].strip()[:_BESIDE]
     if "device-side assert" in what:
         found = (told[1] for line in reversed(lines) if (told := _ABORTS[-1].search(line)))
-        return next(found, "").strip()[:_ASIDE]
+        return next(found, "").strip()[:_BESIDE]
     return ""
 
 

@@ -89,13 +89,13 @@ def failure(
     what = tracebacks.exception_line(traceback)
     signature = tracebacks.signature(what, traceback)
     message = f"{how}: {what}" if what else how
-    if more := tracebacks.aside(what, traceback, stderr):
+    if more := tracebacks.beside(what, traceback, stderr):
         message += f" ({more})"
-    if ended_by == signal.SIGABRT and not what and (said := tracebacks.at_abort(stderr)):
-        message += f": {said}"
-        if tracebacks.gave_up_a_collective(said):
-            message += "; a rank took no part in it, or the network lost it"
-            return Failure(rank, exit_code, Cause.HANG, message, "", False, last_words, crash=True)
+    why = tracebacks.at_abort(stderr) if ended_by == signal.SIGABRT and not what else ""
+    if tracebacks.gave_up_a_collective(why):
+        told = f"{message}: {why}; a rank took no part in it, or the network lost it"
+        return Failure(rank, exit_code, Cause.HANG, told, "", False, last_words, crash=True)
+    message += f": {why}" if why else ""
     memory = _out_of_memory(ended_by, traceback, killed_for_memory=killed_for_memory)
     if memory:
         told, crash = f"{message}{memory}", not killed_for_memory
