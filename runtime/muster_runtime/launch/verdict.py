@@ -59,6 +59,8 @@ _EXIT_CODES: Final = {
     Cause.NODE: exits.EXIT_INFRASTRUCTURE,
 }
 
+_KILLED_FOR_MEMORY: Final = "killed for the container's memory"
+"""By which such a kill is known again at the same step: by its limit, it would come a third time."""
 _MORE_HOST_MEMORY: Final = "raise spec.workers.resources.limits.memory (/dev/shm counts too), or use less"
 _MORE_GPU_MEMORY: Final = (
     "use a smaller batch, shard over more GPUs (spec.parallelism.strategy: fsdp, spec.workers.replicas), or ask for "
@@ -98,8 +100,8 @@ def failure(
     message += f": {why}" if why else ""
     memory = _out_of_memory(ended_by, traceback, killed_for_memory=killed_for_memory)
     if memory:
-        told, crash = f"{message}{memory}", not killed_for_memory
-        return Failure(rank, exit_code, Cause.OUT_OF_MEMORY, told, traceback, False, last_words, crash, signature)
+        told, crash, known = f"{message}{memory}", not killed_for_memory, signature or _KILLED_FOR_MEMORY
+        return Failure(rank, exit_code, Cause.OUT_OF_MEMORY, told, traceback, False, last_words, crash, known)
     if tracebacks.is_broken_gpu(traceback):
         message += "; the GPU or its driver is at fault, not the script"
         return Failure(rank, exit_code, Cause.NODE, message, traceback, echo=False)

@@ -108,6 +108,13 @@ Traceback (most recent call last):
     assert failure.signature == "ValueError: bad at train.py:3 in step"
 
 
+def test_a_kill_for_want_of_memory_is_known_again_and_any_other_kill_is_not() -> None:
+    killed = [verdict.failure(rank, -signal.SIGKILL, ["x"], killed_for_memory=True) for rank in (0, 1)]
+    assert killed[0].signature == killed[1].signature != ""
+    assert killed[0].cause is Cause.OUT_OF_MEMORY
+    assert verdict.failure(0, -signal.SIGKILL, ["x"], killed_for_memory=False).signature == ""
+
+
 def test_an_earlier_traceback_ends_where_the_next_one_begins() -> None:
     """Of a data loader without a main guard: the killed worker's own is what tells."""
     own = """
