@@ -12,8 +12,6 @@ from typing import Any
 import click
 import pytest
 import typer.main
-import yaml
-from jsonschema import Draft202012Validator
 
 from muster.api.crd import custom_resource_definition
 from muster.api.kinds import KINDS
@@ -32,7 +30,6 @@ BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(\s*([^)\s]+)\s*\)")
 COMMAND = re.compile(r"(?:^|`|\$ )(?:kubectl |\.venv/bin/)?muster ([a-z][^`\n|#;&)]*)", re.MULTILINE)
 TARGET = re.compile(r"(?:`make |^make (?=[a-z-]+(?: +[A-Z#].*)?$))([a-z][a-z-]*)", re.MULTILINE)
-YAML = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FIELD = re.compile(r"(?<![\w.'])(spec|status)((?:\.[a-z]\w+)+)")
 METRIC = re.compile(r"`(muster_\w*[a-z])(?:\{[^}]*\})?`")
 OF_PODS = {"spec.nodeName", "status.podIP"}
@@ -123,55 +120,6 @@ def test_every_field_is_one_of_some_kind() -> None:
         fine = name in OF_PODS or path[1] in NO_FIELDS or any(has(schema, path) for schema in schemas)
         unknown += [] if fine else [f"{where}: {name}"]
     assert unknown == []
-
-
-def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[list[str]]:
-    """The path of each field that is set, through lists."""
-    if isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            yield from leaves(inner, (*path, str(key)))
-    elif isinstance(value, list) and value:
-        for inner in value:
-            yield from leaves(inner, path)
-    else:
-        yield list(path)
-
-
-def part(schema: Any) -> Any:
-    """The schema of what may leave out anything: the part of an object that a page is about."""
-    if isinstance(schema, list):
-        return [part(each) for each in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    return {key: part(value) for key, value in schema.items() if not (key == "required" and isinstance(value, list))}
-
-
-def schema_of(manifest: Mapping[str, Any]) -> Any:
-    """Of what stands in a block of YAML: that of its kind, of a part of one, or None for what isn't Muster's."""
-    definitions = {kind.model.__name__: custom_resource_definition(kind) for kind in KINDS}
-    schemas = {name: each["spec"]["versions"][0]["schema"]["openAPIV3Schema"] for name, each in definitions.items()}
-    if "apiVersion" in manifest:
-        return schemas[manifest["kind"]] if manifest["apiVersion"].startswith("muster.dev/") else None
-    for whole in schemas.values():
-        inner = manifest.get("spec", manifest)
-        if 2 * sum(key in whole["properties"]["spec"]["properties"] for key in inner) > len(inner):
-            return part(whole if "spec" in manifest else whole["properties"]["spec"])
-    return None
-
-
-def test_every_manifest_is_one_that_the_api_server_takes() -> None:
-    wrong, right = [], 0
-    for where, match in found(YAML):
-        for manifest in yaml.safe_load_all(match[1]):
-            schema = schema_of(manifest)
-            if schema is not None:
-                paths = (path for path in leaves(manifest) if path[0] != "metadata")
-                wrong += [f"{where}: no field {'.'.join(path)}" for path in paths if not has(schema, path)]
-                faults = Draft202012Validator(schema).iter_errors(manifest)
-                wrong += [f"{where}: {fault.json_path}: {fault.message}" for fault in faults]
-                right += 1
-    assert wrong == []
-    assert right > 25
 
 
 def test_every_metric_is_in_the_reference() -> None:
