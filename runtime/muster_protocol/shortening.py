@@ -15,9 +15,11 @@ def shortened(text: str, most: int) -> str:
     """`text` in at most so many characters: long lines lose their middles, then the text its middle lines."""
     if len(text) <= most:
         return text
-    lines = [_without_middle(line, LINE) for line in text.split("\n")] if "\n" in text else []
-    if sum(map(len, lines)) + len(lines) - 1 <= most and lines:
-        return "\n".join(lines)
+    if "\n" not in text:
+        return _without_middle(text, most)
+    lines = [_without_middle(line, LINE) for line in text.split("\n")]
+    if len(joined := "\n".join(lines)) <= most:
+        return joined
     head = _fitting(lines, (most - len(_LINES_GAP)) // 2)
     tail = _fitting(lines[::-1], most - len(_LINES_GAP) - 1 - sum(len(line) + 1 for line in head))[::-1]
     if not head or not tail:

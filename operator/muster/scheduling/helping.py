@@ -161,12 +161,10 @@ class Helps:
 
     def _precedes_a_head(self, job: int) -> bool:
         """Whether a job ranks before one of another queue of its tree that has a reservation."""
-        round_, queue = self._round, self._round.queue_of[job]
-        alike = [head for head in self._heads.jobs if self._places[head] > self._places[job]]
-        circle = round_.used.circle(queue)
-        return any(
-            round_.queue_of[head] != queue and round_.used.circle(round_.queue_of[head]) == circle for head in alike
-        )
+        circle, queue_of = self._round.used.circle, self._round.queue_of
+        own, place = queue_of[job], self._places[job]
+        behind = (queue_of[head] for head in self._heads.jobs if self._places[head] > place)
+        return any(queue != own and circle(queue) == circle(own) for queue in behind)
 
     def _has_quota_of(self, verdict: Verdict, flavour: int) -> bool:
         """Whether the job's queue may use that much of another flavour now."""

@@ -47,10 +47,10 @@ def mend_promises(snapshot: Snapshot, tree: Tree) -> tuple[Snapshot, tuple[Repla
         return snapshot, (), ()
     snapshot = _without_given_up(snapshot, rows)
     broken = [row for row in rows if not stands(snapshot, row, promised_nodes(snapshot, row)).all()]
-    strangers = _overdrawn_by_strangers(snapshot, rows)
+    free = _left_by_promises(snapshot, rows)
+    strangers = _overdrawn_by_strangers(snapshot, rows, free)
     if not broken and not strangers.any():
         return snapshot, (), ()
-    free = _left_by_promises(snapshot, rows)
     replacements, reduced, mended = [], list[Promise](), dict[int, Index]()
     for row in rows:
         before = promised_nodes(snapshot, row)
@@ -168,14 +168,14 @@ def _take(snapshot: Snapshot, free: Int, row: int, nodes: Index, *, back: bool =
     change.at(free, nodes[nodes != NONE], snapshot.jobs.requests[row])
 
 
-def _overdrawn_by_strangers(snapshot: Snapshot, rows: list[int]) -> Mask:
-    """N, nodes on which somebody unknown has taken what is promised: nobody there is leaving, and it is not enough."""
+def _overdrawn_by_strangers(snapshot: Snapshot, rows: list[int], free: Int) -> Mask:
+    """N, nodes on which somebody unknown has taken what is promised: nobody there is leaving, and it is not enough.
+    `free`: see `_left_by_promises`."""
     jobs, runs = snapshot.jobs, snapshot.jobs.runs
     overdrawn = np.zeros(len(snapshot.nodes.names), dtype=np.bool_)
     reserved = [row for row in rows if jobs.reserved[row]]
     if not reserved:
         return overdrawn
-    free = _left_by_promises(snapshot, rows)
     for row in reserved:
         nodes, asked = promised_nodes(snapshot, row), jobs.requests[row] > 0
         nodes = nodes[nodes != NONE]

@@ -16,11 +16,8 @@ _HEADER: Final = "Traceback (most recent call last):"
 _BESIDE: Final = 300
 """Characters of a line that is told beside, or in place of, an exception's."""
 _GAVE_UP: Final = "Watchdog caught collective operation timeout"
-_ABORTS: Final = (
-    re.compile(rf"({_GAVE_UP}: .*)"),
-    re.compile(r"what\(\):\s*(\S.*)"),
-    re.compile(r"([^:\s]*:\d+:.*\bAssertion .+ failed\b.*)"),
-)
+_ASSERTION: Final = re.compile(r"([^:\s]*:\d+:.*\bAssertion .+ failed\b.*)")
+_ABORTS: Final = (re.compile(rf"({_GAVE_UP}: .*)"), re.compile(r"what\(\):\s*(\S.*)"), _ASSERTION)
 _RAN_ANOTHER: Final = re.compile(r"ChildFailedError|subprocess\.CalledProcessError: .*\b(python\S*|torchrun)\b")
 """Of a launcher within the script's command: what failed has told its own before."""
 _GROUP_HEADER: Final = f"+ Exception Group {_HEADER}"
@@ -148,11 +145,13 @@ def is_out_of_host_memory(traceback: str) -> bool:
 def at_abort(lines: Sequence[str]) -> str:
     """What tells why a process aborted itself: of a collective that was given up, of a C++ exception or a failed
     assertion; "" where nothing does, for a last line may be about anything."""
-    for pattern in _ABORTS:
-        found = next((told[1] for line in reversed(lines) if (told := pattern.search(line))), "")
-        if found:
-            return found.strip()[:_BESIDE]
-    return ""
+    return next((found for pattern in _ABORTS if (found := _last_of(pattern, lines))), "")
+
+
+def _last_of(pattern: re.Pattern[str], lines: Sequence[str]) -> str:
+    """What the pattern finds last, cut; "" for nothing."""
+    found = (told[1] for line in reversed(lines) if (told := pattern.search(line)))
+    return next(found, "").strip()[:_BESIDE]
 
 
 def gave_up_a_collective(said: str) -> bool:
@@ -165,10 +164,7 @@ def beside(what: str, traceback: str, lines: Sequence[str]) -> str:
     does; "" where nothing."""
     if "NCCL error in" in what:
         return traceback.partition("\nLast error:\n")[2].partition("\n")[0].strip()[:_BESIDE]
-    if "device-side assert" in what:
-        found = (told[1] for line in reversed(lines) if (told := _ABORTS[-1].search(line)))
-        return next(found, "").strip()[:_BESIDE]
-    return ""
+    return _last_of(_ASSERTION, lines) if "device-side assert" in what else ""
 
 
 def lost_a_process(traceback: str) -> bool:
