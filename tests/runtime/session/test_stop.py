@@ -415,6 +415,30 @@ HANDLED = FORKS.replace("fork = multi", "signal.signal(signal.SIGTERM, lambda *_
 )[0]
 
 
+def test_a_stop_of_a_whole_process_group_leaves_the_data_workers_alone(tmp_path: Path) -> None:
+    """As torchrun, Slurm and timeout stop: the death of a worker would fell the rank before it has saved."""
+    loop = STEPS + "    (folder / 'running').touch()\n    time.sleep(0.05)\n"
+    path = script(tmp_path, loop)
+    path.write_text(path.read_text().replace("batch_size=4)", "batch_size=4, num_workers=2)"))
+    environ = {**os.environ, **environment(tmp_path, TOTAL="100000")}
+    rank = subprocess.Popen([sys.executable, str(path)], env=environ, start_new_session=True)
+    until = time.monotonic() + 60
+    while not (tmp_path / "running").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    os.killpg(rank.pid, signal.SIGTERM)
+    assert rank.wait(60) == EXIT_PREEMPTED
+    assert latest(tmp_path)[0]
+
+
+def test_a_script_that_falls_is_not_held_up_by_its_data_workers(tmp_path: Path) -> None:
+    """Multiprocessing sends them one SIGTERM, and waits for ever."""
+    path = script(tmp_path, STEPS + "    if step == 1: raise ValueError('mine')\n")
+    path.write_text(path.read_text().replace("batch_size=4)", "batch_size=4, num_workers=1, persistent_workers=True)"))
+    result = run_gang(path, tmp_path, 1, environment(tmp_path), seconds=60)
+    assert result.codes == [1], result.output
+    assert "ValueError: mine" in result.output
+
+
 def test_a_handler_of_the_scripts_own_is_that_of_the_processes_it_forks(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(HANDLED)
