@@ -14,6 +14,7 @@ from muster_runtime.data.order import BatchPlan, Microbatch, equal_part, mix
 from muster_runtime.data.samplers import sampled, set_epoch, within
 from muster_runtime.data.seeded import Draw, Request, SeededCollate, SeededDataset, WorkerInit
 from muster_runtime.data.waiting import UNTOLD, Waiting, waited
+from muster_runtime.data.workers import ending_with_rank
 from muster_runtime.errors import UsageError, caller
 
 
@@ -316,7 +317,7 @@ class _RankLoader(DataLoader[Any]):
 
     def __iter__(self) -> Any:
         with torch.device("cpu"):
-            return super().__iter__()
+            return ending_with_rank(super().__iter__())
 
 
 class RankBatches:

@@ -8,15 +8,12 @@ themselves: they would go on from sample to sample, and a run that is resumed ha
 
 from __future__ import annotations
 
-import mmap
-import os
 import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
-from multiprocessing.util import Finalize
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -101,40 +98,26 @@ class WorkerInit:
     """Lets the user's code in a worker find its own dataset by `get_worker_info()`, then runs its worker_init_fn.
 
     Where all of a process group is asked to stop (as torchrun, Slurm and timeout do), its rank still trains to the next
-    boundary and saves: it would fall over the death of a worker. So a worker that was forked outlives SIGTERM while its
-    rank lives.
+    boundary and saves: it would fall over the death of a worker. So SIGTERM does nothing to a worker; see
+    `muster_runtime.data.workers` for how it ends with its rank.
     """
 
     def __init__(self, init: Callable[[int], None] | None) -> None:
         self._init = init
-        self._rank_ends: mmap.mmap | None = _end_told(os.getpid())
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_rank_ends": None}  # a process that is no fork shares no memory by itself
 
     def __call__(self, worker: int) -> None:
         info = get_worker_info()
         assert info is not None
         assert isinstance(info.dataset, SeededDataset)
         object.__setattr__(info, "dataset", info.dataset.dataset)  # torch refuses a plain assignment
-        if (rank_ends := self._rank_ends) is not None:
-
-            def asked(*_: object) -> None:
-                if rank_ends[0]:
-                    os._exit(0)
-
-            signal.signal(signal.SIGTERM, asked)
+        # No SIG_IGN, which programs that the dataset starts would inherit.
+        signal.signal(signal.SIGTERM, _do_nothing)
         if self._init is not None:
             self._init(worker)
 
 
-@cache
-def _end_told(pid: int) -> mmap.mmap:
-    """A byte that processes which this one, `pid`, forks share with it. It is set as this one ends, before
-    multiprocessing sends SIGTERM to workers that are left, and waits for them."""
-    told = mmap.mmap(-1, 1)
-    Finalize(None, told.__setitem__, (0, 1), exitpriority=0)
-    return told
+def _do_nothing(*_: object) -> None:
+    pass
 
 
 def seed_generators(seed: int) -> None:

@@ -439,6 +439,33 @@ def test_a_script_that_falls_is_not_held_up_by_its_data_workers(tmp_path: Path) 
     assert "ValueError: mine" in result.output
 
 
+STUCK = """
+import ctypes
+
+class Stuck(torch.utils.data.TensorDataset):
+    taken = 0
+
+    def __getitem__(self, index):
+        Stuck.taken += 1
+        if Stuck.taken > 8:
+            libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+            libc.pthread_mutex_lock(mutex)
+            libc.pthread_mutex_lock(mutex)
+        return super().__getitem__(index)
+
+session = """
+
+
+def test_a_script_that_falls_is_not_held_up_by_a_data_worker_that_is_stuck(tmp_path: Path) -> None:
+    """In a deadlock of a library's: no handler that Python has for a signal runs there any more."""
+    path = script(tmp_path, STEPS + "    if step == 1: raise ValueError('mine')\n")
+    text = path.read_text().replace("session = ", STUCK, 1).replace("TensorDataset(torch", "Stuck(torch")
+    path.write_text(text.replace("batch_size=4)", "batch_size=4, num_workers=1)"))
+    result = run_gang(path, tmp_path, 1, environment(tmp_path), seconds=60)
+    assert result.codes == [1], result.output
+    assert "ValueError: mine" in result.output
+
+
 def test_a_handler_of_the_scripts_own_is_that_of_the_processes_it_forks(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(HANDLED)
