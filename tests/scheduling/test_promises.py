@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from copy import deepcopy
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
 
-from muster.scheduling.plan import Basis, WaitReason
+from muster.scheduling.plan import Basis, Plan, WaitReason
 from muster.scheduling.planner import plan
+from muster.scheduling.policy import Policy
 from muster.scheduling.promises import BrokenBy, broken_by
+from muster.scheduling.reliance import counted_on
 from muster.scheduling.snapshot import NONE
 
 from .cases import Job, Node, Outcome, Queue, rack, snapshot
-from .operating import Live, Operating
+from .operating import Live, Operating, room_of
 
 pytestmark = pytest.mark.unit
 
@@ -227,3 +232,41 @@ def test_job_that_grows_holds_the_quota_that_it_grows_to() -> None:
 def test_jobs_on_other_nodes_are_not_disturbed() -> None:
     outcome = planned([BUSY, IDLE, *rack(1, 2)], VICTIM, HEAD, Job("pair", workers=2))
     assert sorted(outcome.nodes("pair")) == ["rack-1-host-0", "rack-1-host-1"]
+
+
+def _written(made: Plan, counts_on: dict[str, tuple[str, ...]], failed: Collection[str]) -> Plan:
+    """What is left of a plan where these writes fail: of all others those that count on none of them."""
+    written = set[str]()
+    for uid, others in counts_on.items():
+        if uid not in failed and written.issuperset(others):
+            written.add(uid)
+    evictions = tuple(each for each in made.evictions if (each.beneficiary or each.uid) in written)
+    going = written | {each.uid for each in evictions}
+    return replace(made, evictions=evictions, promises=tuple(each for each in made.promises if each.uid in going))
+
+
+def test_what_is_left_of_a_plan_whose_writes_fail_gives_no_room_twice() -> None:
+    """Each write of each plan fails once: of what its victims leave over nothing is promised to others."""
+    counted = 0
+    for number in range(40):
+        draw = Random(number)
+        nodes = {name: Node(name, rack=f"r{name < 'c'}", gpus=draw.choice([2, 4, 8]), cores=16) for name in "abcd"}
+        queues = {name: Queue(name, draw.choice([None, 4, 8]), cohort=number % 2 - 1) for name in ("x", "y")}
+        world = Operating(nodes, queues)
+        for count in range(24):
+            workers, gpus = draw.randint(1, 4), draw.choice([0, 1, 1, 2, 4])
+            job = Job(f"job-{count}", workers, gpus, 1, queue=draw.choice("xy"), priority=draw.choice([0, 0, 1, 2, 3]))
+            world.now += 1.0
+            world.submit(Live(job, least=draw.randint(1, workers), preemptible=draw.random() < 0.85))
+            made = plan(world.snapshot(), Policy(explain=False))
+            counts_on = counted_on(world.snapshot(), made)
+            for failed in counts_on:
+                after = deepcopy(world)
+                after.carry_out(_written(made, counts_on, [failed]))
+                for name, node in nodes.items():
+                    assert all(np.less_equal(after.booked(name), room_of(node))), (number, count, failed)
+            counted += sum(1 for others in counts_on.values() if others)
+            world.carry_out(made)
+            for uid in [uid for uid, live in world.jobs.items() if live.leaving and draw.random() < 0.5]:
+                world.gone(uid)
+    assert counted > 20, "hardly any write counts on another"

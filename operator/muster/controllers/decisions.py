@@ -2,7 +2,8 @@
 
 A promise is written first, in its beneficiary's status, with its victims in it. They are stopped by their own turns,
 when the promise stands written (`lifecycle.preemption`), so no cut leaves a victim stopped for nobody. A job that is
-moved or resized gets its promise and its stop in one write.
+moved or resized gets its promise and its stop in one write. Who is promised what others leave over has its promise
+after theirs.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from muster.controllers.claims import Claims
 from muster.controllers.inputs import unmade
 from muster.controllers.lifecycle import preemption
 from muster.controllers.lifecycle.turn import Decision, Note, write_stop
+from muster.controllers.ordered import Writes
 from muster.controllers.queues import ceilings, priority_remark
 from muster.controllers.records import Record
 from muster.controllers.telling import hindered
@@ -32,6 +34,7 @@ from muster.controllers.work import Worker, utc_now
 from muster.scheduling.plan import Admission, Eviction, MoveReason, Plan, Replacement
 from muster.scheduling.plan import Promise as Promised
 from muster.scheduling.promises import BrokenBy, broken_by
+from muster.scheduling.reliance import counted_on
 from muster.scheduling.snapshot import NONE, Index, Snapshot
 
 Start = Callable[[Record, Awaitable[None]], None]
@@ -76,14 +79,20 @@ class Decisions:
         now = utc_now()
         promises = {promise.uid: promise for promise in decided.promises}
         evictions: dict[str, list[Eviction]] = defaultdict(list)
+        alone: dict[str, Eviction] = {}
         for eviction in decided.evictions:
             if eviction.beneficiary and not eviction.for_itself:
                 evictions[eviction.beneficiary].append(eviction)
             else:
-                self._stop(snapshot, eviction, promises.get(eviction.uid), names, now)
-        moving = {eviction.uid for eviction in decided.evictions}
-        for uid in [uid for uid in promises if uid not in moving] + [uid for uid in evictions if uid not in promises]:
-            self._promise(snapshot, uid, promises, evictions[uid], names, now)
+                alone[eviction.uid] = eviction
+        writes = Writes(counted_on(snapshot, decided))
+        for uid in writes.counts_on:
+            if not writes.possible(uid):
+                self._records[uid].stand = ()  # what it counts on isn't written: plan anew
+            elif uid in alone:
+                self._stop(snapshot, alone[uid], promises.get(uid), names, now, writes)
+            else:
+                self._promise(snapshot, uid, promises, evictions[uid], names, now, writes)
         for uid in decided.broken:
             self._break(snapshot, uid, now)
         starting = {admission.uid for admission in decided.admissions}
@@ -141,6 +150,7 @@ class Decisions:
         evictions: list[Eviction],
         names: Names,
         now: datetime,
+        writes: Writes,
     ) -> None:
         """Write down whose room a waiting job gets; add to the victims of a promise that stands."""
         record, decided = self._records[uid], promises.get(uid)
@@ -163,7 +173,8 @@ class Decisions:
         record.assumed_promise, record.waiting, record.plannable = promise, None, False
         self._claims.update(record)
         note = Note(EventReason.PREEMPTING, planning.promise_message(promise, names))
-        self._start(record, self._worker.carry_out(record, Decision(status=status, notes=(note,))))
+        decision = Decision(status=status, notes=(note,))
+        self._start(record, writes.begin(uid, lambda: self._worker.carry_out(record, decision), lambda: _told(record)))
 
     def _victim(self, snapshot: Snapshot, eviction: Eviction, onward: Promised | None) -> Victim | None:
         record = self._records.get(eviction.uid)
@@ -179,10 +190,17 @@ class Decisions:
         )
 
     def _stop(
-        self, snapshot: Snapshot, eviction: Eviction, onward: Promised | None, names: Names, now: datetime
+        self,
+        snapshot: Snapshot,
+        eviction: Eviction,
+        onward: Promised | None,
+        names: Names,
+        now: datetime,
+        writes: Writes,
     ) -> None:
         """Stop a gang for nobody's sake, or so that it goes on elsewhere or with another size."""
-        record = self._records.get(eviction.uid)
+        uid = eviction.uid
+        record = self._records.get(uid)
         if record is None or record.task is not None or record.job.status.stop is not None:
             if record is not None:
                 record.stand = ()  # plan anew after its next turn
@@ -211,7 +229,7 @@ class Decisions:
             write_stop(draft, stop)
             stopped = draft.done()
         decision = Decision(status=stopped, notes=(preemption.note_of(stop),))
-        self._start(record, self._worker.carry_out(record, decision))
+        self._start(record, writes.begin(uid, lambda: self._worker.carry_out(record, decision), lambda: _told(record)))
 
     def _replace(self, snapshot: Snapshot, replacement: Replacement, now: datetime) -> None:
         """Write down the new nodes of a promise, or of a running gang's lost workers and spares."""
@@ -294,6 +312,15 @@ def _broken(snapshot: Snapshot, uid: str, status: TrainingJobStatus, promise: Pr
     why = cannot if away else _BROKEN_BY[broken_by(snapshot, snapshot.jobs.uids.index(uid))]
     told = f"the room that was kept for the job can't be had any more: {why}; it waits in its old order"
     return Note(EventReason.PROMISE_BROKEN, told, warning=True)
+
+
+def _told(record: Record) -> bool:
+    """Whether its stop or promise stands written; otherwise a plan is to be made anew after its next turn."""
+    status = record.job.status
+    if record.unsure or (status.stop is None and status.promise is None):
+        record.stand = ()
+        return False
+    return True
 
 
 def _written(

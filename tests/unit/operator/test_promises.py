@@ -13,6 +13,7 @@ from muster.api.common import format_time
 from muster.api.names import EventReason
 from muster.api.topology import Topology
 from muster.api.trainingqueue import TrainingQueue
+from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.views import NodeView, PodView
 from muster.controllers import plans
 from muster.controllers.work import utc_now
@@ -497,3 +498,35 @@ async def test_pods_of_a_deleted_job_draw_on_what_they_did_before(
             place.show(name)
         await place.until(lambda: seen)
         assert drawn_on() == flavour
+
+
+@pytest.mark.parametrize(
+    ("fails", "written"),
+    [
+        (lambda: ApiError(409, "Conflict", "the object has been modified"), ["high", "high", "next"]),
+        (lambda: ApiError(500, "InternalError", "etcd is slow"), ["high", "next"]),  # it rests for a while
+        (lambda: ApiUnreachable("refused"), ["high", "next"]),
+    ],
+)
+async def test_nobody_is_promised_what_victims_leave_over_where_the_promise_that_tells_them_was_not_written(
+    fails: Callable[[], Exception], written: list[str]
+) -> None:
+    """What `low` leaves for `high` is enough for `next` as well, which asks it itself while `high` rests."""
+    async with world(priorities={"high": 2, "next": 1}) as place:
+        await running(place, "low", workers=4)
+        tries: list[str] = []
+
+        def fail_once(name: str, status: dict[str, Any]) -> None:
+            if status.get("promise"):
+                tries.append(name)
+                if tries == ["high"]:
+                    raise fails()
+
+        place.server.before_status = fail_once
+        for name in ("high", "next"):
+            place.submit(name, priorityClassName=name)
+        await place.until(lambda: place.status("next").get("promise"))
+        place.gone("low")
+        await place.until(lambda: place.placed("high") and place.placed("next"))
+        assert tries == written
+        assert EventReason.PROMISE_BROKEN not in {note.reason for _, note in place.notes}
