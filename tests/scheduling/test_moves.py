@@ -469,6 +469,21 @@ def test_nobody_moves_to_where_it_would_use_quota_that_others_wait_for(reclaim: 
     assert [each.reason for each in found.evictions] == ([] if waits else [MoveReason.PROMOTED])
 
 
+@pytest.mark.parametrize(("borrowing", "moves"), [(0, True), (None, False)])
+def test_who_waits_for_what_its_own_queue_uses_up_keeps_nobody_of_other_queues_from_moving(
+    borrowing: int | None, moves: bool
+) -> None:
+    """One that may not borrow gets none of what the other queue has left, whether anybody moves there or not."""
+    nodes = [Node("kept-0", used_gpus=8), Node("kept-1"), Node("kept-2"), Node("spot", used_gpus=8)]
+    queues = [Queue("full", gpus=8, borrowing=borrowing, cohort=0), Queue("other", gpus=8, cohort=0)]
+    jobs = [Job("runs", queue="full", holding=True, on=("kept-0",))]
+    jobs += [Job("moves", queue="other", holding=True, on=("spot",))]
+    jobs += [Job("waits", workers=1 if borrowing == 0 else 2, queue="full", submitted=NOW)]
+    found = plan(beside_spot(nodes, queues, jobs, Preempts.NEVER))
+    assert [each.uid for each in found.admissions] == []
+    assert [each.reason for each in found.evictions] == ([MoveReason.PROMOTED] if moves else [])
+
+
 @pytest.mark.parametrize("nominal", [8, 16])
 def test_nobody_moves_to_where_it_would_borrow_while_one_of_its_queue_has_a_reservation(nominal: int) -> None:
     """The one that waits would be the last of its queue to start, and borrowed use is what came last."""

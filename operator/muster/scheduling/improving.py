@@ -5,8 +5,8 @@ Each move is a stop and a start, so each has to pay (`muster.scheduling.moves.Pa
 * **defragmentation**: the first job that waits for room while there is enough in all, but in pieces (on nodes, or in
   domains), gets it by moving others aside; at most one such job in a plan, and none in a plan that asks others to end.
   It need not hold a reservation, but what is kept for those ahead is not its to take;
-* **promotion**: jobs on their second choice of nodes move to a better one, but not where that takes quota for which
-  anybody in their tree of queues waits;
+* **promotion**: jobs on their second choice of nodes move to a better one, but not where that leaves less quota to
+  anybody in their tree of queues who waits for some;
 * **spares** that broke or are lacking are found again (`muster.scheduling.mending`), without a stop;
 * **growth**: elastic jobs grow. Not in a tree of queues in which anybody waits for quota.
 
@@ -132,16 +132,18 @@ def _contested_quota(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -
     return first
 
 
-def _awaited_quota(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> set[tuple[int, int]]:
-    """(tree of queues, flavour) of that quota: of a job that lacks it, for each kind of nodes that it takes by now."""
-    found, flavours = set[tuple[int, int]](), round_.snapshot.jobs.flavours
+def _awaited_quota(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> dict[tuple[int, int], set[int]]:
+    """Queues of those jobs by (tree of queues, flavour): of one that lacks quota, each kind of nodes that it takes by
+    now."""
+    found, flavours = dict[tuple[int, int], set[int]](), round_.snapshot.jobs.flavours
     for each in verdicts:
         if _awaits_quota(round_, heads, each):
-            circle, choices = round_.used.circle(round_.queue_of[each.job]), round_.kind(each.job).choices
-            wanted = choices if each.fate is Fate.QUOTA else (choices[each.choice],)
-            found.update((circle, choice.flavour) for choice in wanted)
+            queue, choices = round_.queue_of[each.job], round_.kind(each.job).choices
+            for choice in choices if each.fate is Fate.QUOTA else (choices[each.choice],):
+                found.setdefault((round_.used.circle(queue), choice.flavour), set()).add(queue)
     for job in np.flatnonzero(ending_for_others(round_)).tolist():
-        found.add((round_.used.circle(round_.queue_of[job]), int(flavours[job])))
+        queue = round_.queue_of[job]
+        found.setdefault((round_.used.circle(queue), int(flavours[job])), set()).add(queue)
     return found
 
 

@@ -2,14 +2,16 @@
 
 Asked after everybody who waits, and in the order of priority and submit. It must pay: what is left of the run, as far
 as anybody knows, is at least ten times what the move loses, so that a job about to end stays where it is. So does one
-that saves no checkpoints. Nobody moves to where it would use more of a quota that jobs wait for: one after the other
-of those who run would pass them. Nor does anybody borrow there before a job of its queue that has a reservation, for
-that would be the one who borrows when it starts.
+that saves no checkpoints. Nobody moves to where it would leave less quota to a job that waits for some: one after the
+other of those who run would pass that. It is no matter to one that its own queue's limit keeps from what others use.
+Nor does anybody borrow there before a job of its queue that has a reservation, for that would be the one who borrows
+when it starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -30,7 +32,7 @@ from muster.scheduling.moves import (
 from muster.scheduling.offers import lost_seconds
 from muster.scheduling.placement import locate
 from muster.scheduling.plan import MoveReason
-from muster.scheduling.quota import Ledger
+from muster.scheduling.quota import Ledger, Need
 from muster.scheduling.snapshot import Int, Snapshot
 from muster.scheduling.topology import Tree, prefix_sums
 
@@ -43,7 +45,7 @@ def promote(
     room: Int,
     ledger: Ledger,
     pace: Pace = PROMOTION,
-    awaited: Set[tuple[int, int]] = frozenset(),
+    awaited: Mapping[tuple[int, int], Set[int]] = MappingProxyType({}),
     own: Set[tuple[int, int]] = frozenset(),
 ) -> tuple[Move, ...]:
     """Which jobs move to nodes that they prefer.
@@ -52,7 +54,7 @@ def promote(
         room: R x N in tree order, what nobody holds or is to get. What is taken is subtracted; what the jobs leave
             behind is not there before they are gone.
         ledger: with all promises; the new flavour is charged, the old one discharged.
-        awaited: (tree of queues, flavour) in which jobs wait for quota.
+        awaited: queues whose jobs wait for quota, by their tree and its flavour.
         own: (queue, flavour) in which nobody moves by what is borrowed.
     """
     jobs, choices = snapshot.jobs, Choices(snapshot)
@@ -62,9 +64,7 @@ def promote(
         if not jobs.terms.alternatives[row] or not snapshot.queues.open[jobs.queues[row]]:
             continue
         for choice in choices.better(row):
-            if _would_pass(snapshot, ledger, row, choice, awaited):
-                continue
-            move = _move(snapshot, tree, open_, ledger, row, choice, own)
+            move = _move(snapshot, tree, open_, ledger, row, choice, awaited, own)
             if move is not None:
                 moves.append(move)
                 break
@@ -80,13 +80,14 @@ def _pays(snapshot: Snapshot, pace: Pace) -> list[int]:
     return ranked
 
 
-def _would_pass(snapshot: Snapshot, ledger: Ledger, row: int, choice: Choice, awaited: Set[tuple[int, int]]) -> bool:
-    """Whether a job would use quota on another choice of nodes that others wait for."""
-    queue, flavour = int(snapshot.jobs.queues[row]), choice.flavour
-    if int(snapshot.jobs.flavours[row]) == flavour or (ledger.circle(queue), flavour) not in awaited:
-        return False
-    limited = ledger.limited(queue, flavour)
-    return any(resource in limited for resource, _ in need_of(snapshot, row, 1))
+def _would_pass(ledger: Ledger, queue: int, flavour: int, need: Need, waiting: Set[int]) -> bool:
+    """Whether `need` leaves any of those `waiting` queues less than it may use now. Where it does not, what its own
+    jobs give back is enough for it then as well."""
+    before = [ledger.left(each, flavour, passing=True) for each in waiting]
+    ledger.charge(queue, flavour, need)
+    after = [ledger.left(each, flavour, passing=True) for each in waiting]
+    ledger.discharge(queue, flavour, need)
+    return before != after
 
 
 def _move(
@@ -96,6 +97,7 @@ def _move(
     ledger: Ledger,
     row: int,
     choice: Choice,
+    awaited: Mapping[tuple[int, int], Set[int]],
     own_alone: Set[tuple[int, int]],
 ) -> Move | None:
     jobs = snapshot.jobs
@@ -109,6 +111,9 @@ def _move(
     borrowing = (queue, choice.flavour) not in own_alone
     if own != choice.flavour and ledger.shortage(queue, choice.flavour, need, borrowing=borrowing) is not None:
         return None  # without accelerators it takes its quota along
+    waiting = awaited.get((ledger.circle(queue), choice.flavour))
+    if own != choice.flavour and waiting and _would_pass(ledger, queue, choice.flavour, need, waiting):
+        return None
     gang = gang_of(snapshot, row, workers - jobs.terms.shapes[row].spares)
     places = locate(tree, slots, prefix_sums(slots), gang, whole=np.zeros(len(slots), np.bool_), spared=None)
     if places is None:
