@@ -423,6 +423,15 @@ def test_promotion_needs_room_for_the_whole_gang_and_must_pay() -> None:
     assert not promoted(held), "no quota there"
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_gang_of_which_a_worker_has_ended_well_is_not_moved(lost: bool) -> None:
+    """All its workers would begin again. One whose worker is lost gets its nodes by that."""
+    world = on_spot()
+    runs = replace(world.jobs.runs, placed=np.array([world.jobs.runs.placed[0], NONE], dtype=np.int32))
+    world = with_jobs(world, runs=replace(runs, lost={0: np.array([1])} if lost else {}))
+    assert bool(promoted(world)) is lost
+
+
 def beside_spot(nodes: list[Node], queues: list[Queue], jobs: list[Job], reclaim: Preempts) -> Snapshot:
     """The last node is a spot node. The job `moves` runs there and would rather be on the others; `firm` is not
     preemptible."""

@@ -2,7 +2,8 @@
 
 A move is a stop and a start: the job saves, ends, and starts again on its new nodes. So each of them has to pay for the
 work that it loses, and none is made while a placement is still young: what moved a moment ago stays. A job that saves
-no checkpoints is never moved: it would begin again at its first step.
+no checkpoints is never moved: it would begin again at its first step. Nor is one of whose workers some have ended well:
+it is about to end, and all of them would begin again.
 """
 
 from __future__ import annotations
@@ -123,7 +124,19 @@ def settled(snapshot: Snapshot, pace: Pace) -> Mask:
     """J, jobs whose placement has stood for long enough to move, and that go on then from where they have saved."""
     stays_on: Mask = placed(snapshot) & goes_on(snapshot) & snapshot.jobs.terms.saves
     old: Mask = stays_on & (snapshot.now - snapshot.jobs.runs.started >= pace.settle)
+    old[_ending(snapshot)] = False
     return old
+
+
+def _ending(snapshot: Snapshot) -> list[int]:
+    """Rows of gangs some of whose workers have no node any more, and get no other: they have ended well."""
+    runs, found = snapshot.jobs.runs, list[int]()
+    gone = np.flatnonzero(runs.placed == NONE)
+    rows = np.searchsorted(runs.first, gone, side="right") - 1
+    for row, index in zip(rows.tolist(), (gone - runs.first[rows]).tolist(), strict=True):
+        if index < snapshot.jobs.workers[row] and index not in runs.lost.get(row, ()):
+            found.append(row)
+    return found
 
 
 def remaining(snapshot: Snapshot, rows: Int, pace: Pace) -> Seconds:
