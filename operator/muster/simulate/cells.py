@@ -46,7 +46,7 @@ class Cells:
         return (self._row.get(column) or "").strip()
 
     def name(self, column: str) -> str:
-        return self.text(column) or self._fail(column, "is empty")
+        return self.text(column) or self._fail(column, "is empty; write a name")
 
     def number(self, column: str, *, least: float, most: float, missing: float | None = None) -> float:
         text = self.text(column)

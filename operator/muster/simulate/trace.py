@@ -162,13 +162,23 @@ def read(path: Path) -> Trace:
     except OSError as error:
         raise SimulationError(f"cannot read the trace {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise SimulationError(f"{path} is not a CSV file in UTF-8: {error.reason} at byte {error.start}") from error
+        raise SimulationError(f"{path}, line {_undecoded(path)}: it is not in UTF-8; save it in UTF-8") from error
+
+
+def _undecoded(path: Path) -> int:
+    """The first line that is not in UTF-8. Where a file is read in parts, the error counts from the last of these."""
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            line.decode("utf-8")
+        except UnicodeDecodeError:
+            return number
+    return 1
 
 
 def _rows_of(rows: csv.DictReader[str]) -> Iterator[tuple[int, dict[str, str]]]:
     """Each job's line, by its number in the file. A spreadsheet's empty rows are left out."""
     for row in rows:
-        if any(row.values()):
+        if any(value.strip() if isinstance(value, str) else value for value in row.values()):
             yield rows.line_num, row
 
 

@@ -188,7 +188,7 @@ def test_a_job_ends_at_its_limit(tmp_path: Path) -> None:
             "line 2: duration is no number: '\u0665'; write seconds, in plain",
         ),
         ("submit,gpus,duration,queue\n0,1.5,5,a\n", "line 2: gpus must be a whole number"),
-        ("submit,gpus,duration,queue\n0,1,5,\n", "line 2: queue is empty"),
+        ("submit,gpus,duration,queue\n0,1,5,\n", "line 2: queue is empty; write a name"),
         ("submit,gpus,duration,queue\n0,1,5,a\n\n,,,\n0,1,x,a\n", "line 5: duration is no number"),
         ('submit,gpus,duration,queue,user\n0,1,5,a,"x\ny"\n0,1,x,a,u\n', "line 4: duration is no number"),
         (
@@ -272,6 +272,20 @@ def test_a_spreadsheets_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> 
     path = tmp_path / "trace.csv"
     path.write_text("\ufeffsubmit,gpus,duration,queue\n0,1,5,a\n", encoding="utf-8")
     assert str(traces.read(path)) == "1 job of 1 user in 1 queue, submitted over 0.0 minutes; 0 GPU-hours of work"
+
+
+@pytest.mark.parametrize("good", [0, 5_000])
+def test_a_trace_in_another_encoding_is_told_by_its_line_however_far_that_is(good: int, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("submit,gpus,duration,queue\n" + "0,1,5,a\n" * good + "0,1,5,caf\u00e9\n", encoding="latin-1")
+    with pytest.raises(SimulationError, match=rf"trace.csv, line {good + 2}: it is not in UTF-8; save it in UTF-8$"):
+        traces.read(path)
+
+
+def test_rows_of_nothing_but_spaces_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("submit,gpus,duration,queue\n0,1,5,a\n , ,,\n   \n1,1,5,a\n", encoding="utf-8")
+    assert len(traces.read(path)) == 2
 
 
 @pytest.mark.parametrize("load", LOADS)
