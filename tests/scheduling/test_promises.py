@@ -15,7 +15,7 @@ from muster.scheduling.planner import plan
 from muster.scheduling.policy import Policy
 from muster.scheduling.promises import BrokenBy, broken_by
 from muster.scheduling.reliance import counted_on
-from muster.scheduling.snapshot import NONE
+from muster.scheduling.snapshot import NONE, Shape
 
 from .cases import Job, Node, Outcome, Queue, rack, snapshot
 from .operating import Live, Operating, room_of
@@ -116,6 +116,23 @@ def test_the_first_in_rank_keep_their_promises_as_far_as_a_lowered_quota_goes() 
     assert outcome.plan.broken == ("a",)
 
 
+@pytest.mark.parametrize(("rack", "broken"), [("rack-0", False), (None, False), ("rack-1", True)])
+@pytest.mark.parametrize("asked", ["required", "slices"])
+def test_promise_is_broken_when_one_of_its_nodes_has_moved_to_another_rack(
+    asked: str, rack: str | None, broken: bool
+) -> None:
+    """One whose label is gone is where it was."""
+    nodes = [Node("busy", rack="rack-0"), Node("idle", rack=rack), Node("third", rack="rack-0")]
+    world = snapshot(nodes, [replace(HEAD, required="rack" if asked == "required" else None)])
+    if asked == "slices":
+        shape = Shape(slices=((2, world.levels.names.index("rack")),))
+        world = replace(world, jobs=replace(world.jobs, terms=replace(world.jobs.terms, shapes=(shape,))))
+    made = plan(world)
+    assert made.broken == (("head",) if broken else ())
+    if broken:
+        assert broken_by(world, 0) is BrokenBy.MOVED
+
+
 def test_promise_is_broken_when_the_jobs_window_has_closed() -> None:
     world = snapshot([Node("busy"), Node("idle")], [HEAD])
     terms = replace(world.jobs.terms, opens=np.array([200.0]))
@@ -131,6 +148,7 @@ def test_why_a_promise_is_broken() -> None:
     found = {
         BrokenBy.CLOSED: snapshot(nodes, [HEAD], (Queue(open=False),)),
         BrokenBy.WINDOW: replace(world, jobs=replace(world.jobs, terms=terms)),
+        BrokenBy.MOVED: snapshot([Node("busy"), Node("idle", rack="other")], [replace(HEAD, required="rack")]),
         BrokenBy.UNSUITED: replace(world, eligible=np.zeros_like(world.eligible)),
         BrokenBy.TAKEN: snapshot(nodes, [HEAD], (Queue(gpus=15),)),
         BrokenBy.NO_QUEUE: replace(world, jobs=replace(world.jobs, queues=np.array([NONE], dtype=np.int32))),

@@ -2,8 +2,7 @@
 
 A promise is written first, in its beneficiary's status, with its victims in it. They are stopped by their own turns,
 when the promise stands written (`lifecycle.preemption`), so no cut leaves a victim stopped for nobody. A job that is
-moved or resized gets its promise and its stop in one write. Who is promised what others leave over has its promise
-after theirs.
+moved or resized gets its promise and its stop in one write.
 """
 
 from __future__ import annotations
@@ -295,6 +294,7 @@ _BROKEN_BY: Final = {
     BrokenBy.WINDOW: "its window has closed",
     BrokenBy.CLOSED: "its queue takes no jobs now",
     BrokenBy.UNSUITED: "a node of it suits the job no longer",
+    BrokenBy.MOVED: "its nodes are in other domains by now, not as the job asks",
     BrokenBy.TAKEN: "other pods have taken it, or the job's queue may use less than before",
 }
 

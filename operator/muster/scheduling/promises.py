@@ -8,11 +8,11 @@ From then on the job is RESERVED. In every later plan, before anybody else is lo
 * it starts, on exactly those nodes, as soon as they have the room and the victims' quota is free.
 
 A promise is broken when it can no longer be kept: a node is gone, not usable, taken by strangers or no longer suits the
-job and no other is found for it (`muster.scheduling.mending`), the job's window has closed, its queue was closed or may
-no longer use that much. A gang that ran, and starts again, goes on in a closed queue, unless that is drained and the
-gang may be stopped. Victims that take their time break nothing. In the plan that breaks a promise what is left of it is
-still kept, where its job waits on: that one has its turn in the next plan, and those behind it would have started on
-what its victims gave back.
+job and no other is found for it (`muster.scheduling.mending`), nodes have moved to other domains so that the gang would
+not lie as it asks, the job's window has closed, its queue was closed or may no longer use that much. A gang that ran,
+and starts again, goes on in a closed queue, unless that is drained and the gang may be stopped. Victims that take their
+time break nothing. In the plan that breaks a promise what is left of it is still kept, where its job waits on: that one
+has its turn in the next plan, and those behind it would have started on what its victims gave back.
 
 A job that is moved or resized has a promise as well, while it still runs: it is HOLDING, `leaving`, and its own
 beneficiary. Its new nodes are kept for it in the same way. One that was let in before its turn still yields when it
@@ -28,7 +28,7 @@ import numpy as np
 
 from muster.scheduling.plan import Admission
 from muster.scheduling.quota import Ledger, Need
-from muster.scheduling.snapshot import NONE, Index, Int, Mask, Seconds, Snapshot
+from muster.scheduling.snapshot import NONE, Index, Int, Mask, Seconds, Snapshot, TopologyMode
 
 
 @dataclass(frozen=True)
@@ -241,9 +241,27 @@ def _is_broken(snapshot: Snapshot, job: int, promised: Ledger) -> bool:
     queue, flavour, need = _holding(snapshot, job)
     if queue == NONE or _is_closed(snapshot, job) or not len(nodes) or (nodes == NONE).any():
         return True
-    if not (snapshot.nodes.usable[nodes] & suited(snapshot, job, nodes)).all():
+    if not (snapshot.nodes.usable[nodes] & suited(snapshot, job, nodes)).all() or not _lies_as_asked(snapshot, job):
         return True
     return promised.shortage(queue, flavour, need) is not None
+
+
+def _lies_as_asked(snapshot: Snapshot, job: int) -> bool:
+    """False where nodes that are promised to a job, of which it asks that they share a domain, are in several by now. A
+    node whose label is gone for a while is taken to be where it was."""
+    jobs, nodes = snapshot.jobs, snapshot.jobs.runs.nodes_of(job)
+    shape = jobs.terms.shapes[job]
+    workers = nodes[: int(jobs.workers[job])] if shape.spares else nodes
+    together = list(shape.slices)
+    if jobs.modes[job] == TopologyMode.REQUIRED and jobs.levels[job] != NONE:
+        together.append((len(workers), int(jobs.levels[job])))
+    for size, level in together:
+        domains = snapshot.nodes.domains[workers, level]
+        for first in range(0, len(workers), size):
+            known = domains[first : first + size]
+            if len(np.unique(known[known != NONE])) > 1:
+                return False
+    return True
 
 
 class BrokenBy(Enum):
@@ -254,6 +272,8 @@ class BrokenBy(Enum):
     CLOSED = "closed"
     UNSUITED = "unsuited"
     """A node that can take pods suits the job no longer."""
+    MOVED = "moved"
+    """Its nodes lie in other domains by now, not as the job asks."""
     TAKEN = "taken"
     """Strangers have its room, or its queue may use less than before."""
 
@@ -267,7 +287,10 @@ def broken_by(snapshot: Snapshot, job: int) -> BrokenBy:
     if _is_closed(snapshot, job):
         return BrokenBy.CLOSED
     nodes = snapshot.jobs.runs.nodes_of(job)
-    return BrokenBy.TAKEN if suited(snapshot, job, nodes[nodes != NONE]).all() else BrokenBy.UNSUITED
+    if not suited(snapshot, job, nodes[nodes != NONE]).all():
+        return BrokenBy.UNSUITED
+    whole = bool((nodes != NONE).all())
+    return BrokenBy.TAKEN if not whole or _lies_as_asked(snapshot, job) else BrokenBy.MOVED
 
 
 def _is_closed(snapshot: Snapshot, job: int) -> bool:
