@@ -72,6 +72,7 @@ class Decisions:
         self._records = records
         self._claims = claims
         self._start = start
+        self._writes = Writes()
 
     def carry_out(self, snapshot: Snapshot, decided: Plan, names: Names) -> None:
         """Everything in the plan except its words to those that wait."""
@@ -84,14 +85,14 @@ class Decisions:
                 evictions[eviction.beneficiary].append(eviction)
             else:
                 alone[eviction.uid] = eviction
-        writes = Writes(counted_on(snapshot, decided))
-        for uid in writes.counts_on:
-            if not writes.possible(uid):
+        self._writes.plan(counted_on(snapshot, decided))
+        for uid in self._writes.counts_on:
+            if not self._writes.possible(uid):
                 self._records[uid].stand = ()  # what it counts on isn't written: plan anew
             elif uid in alone:
-                self._stop(snapshot, alone[uid], promises.get(uid), names, now, writes)
+                self._stop(snapshot, alone[uid], promises.get(uid), names, now)
             else:
-                self._promise(snapshot, uid, promises, evictions[uid], names, now, writes)
+                self._promise(snapshot, uid, promises, evictions[uid], names, now)
         for uid in decided.broken:
             self._break(snapshot, uid, now)
         starting = {admission.uid for admission in decided.admissions}
@@ -149,7 +150,6 @@ class Decisions:
         evictions: list[Eviction],
         names: Names,
         now: datetime,
-        writes: Writes,
     ) -> None:
         """Write down whose room a waiting job gets; add to the victims of a promise that stands."""
         record, decided = self._records[uid], promises.get(uid)
@@ -172,8 +172,7 @@ class Decisions:
         record.assumed_promise, record.waiting, record.plannable = promise, None, False
         self._claims.update(record)
         note = Note(EventReason.PREEMPTING, planning.promise_message(promise, names))
-        decision = Decision(status=status, notes=(note,))
-        self._start(record, writes.begin(uid, lambda: self._worker.carry_out(record, decision), lambda: _told(record)))
+        self._tell(record, Decision(status=status, notes=(note,)), takes=True)
 
     def _victim(self, snapshot: Snapshot, eviction: Eviction, onward: Promised | None) -> Victim | None:
         record = self._records.get(eviction.uid)
@@ -189,17 +188,10 @@ class Decisions:
         )
 
     def _stop(
-        self,
-        snapshot: Snapshot,
-        eviction: Eviction,
-        onward: Promised | None,
-        names: Names,
-        now: datetime,
-        writes: Writes,
+        self, snapshot: Snapshot, eviction: Eviction, onward: Promised | None, names: Names, now: datetime
     ) -> None:
         """Stop a gang for nobody's sake, or so that it goes on elsewhere or with another size."""
-        uid = eviction.uid
-        record = self._records.get(uid)
+        record = self._records.get(eviction.uid)
         if record is None or record.task is not None or record.job.status.stop is not None:
             if record is not None:
                 record.stand = ()  # plan anew after its next turn
@@ -227,8 +219,13 @@ class Decisions:
             draft = Draft(record.job, now)
             write_stop(draft, stop)
             stopped = draft.done()
-        decision = Decision(status=stopped, notes=(preemption.note_of(stop),))
-        self._start(record, writes.begin(uid, lambda: self._worker.carry_out(record, decision), lambda: _told(record)))
+        self._tell(record, Decision(status=stopped, notes=(preemption.note_of(stop),)), takes=onward is not None)
+
+    def _tell(self, record: Record, decision: Decision, *, takes: bool) -> None:
+        def work() -> Awaitable[None]:
+            return self._worker.carry_out(record, decision)
+
+        self._start(record, self._writes.begin(record.uid, work, lambda: _told(record), takes=takes))
 
     def _replace(self, snapshot: Snapshot, replacement: Replacement, now: datetime) -> None:
         """Write down the new nodes of a promise, or of a running gang's lost workers and spares."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -529,4 +530,38 @@ async def test_nobody_is_promised_what_victims_leave_over_where_the_promise_that
         place.gone("low")
         await place.until(lambda: place.placed("high") and place.placed("next"))
         assert tries == written
+        assert EventReason.PROMISE_BROKEN not in {note.reason for _, note in place.notes}
+
+
+def _promises(place: World, name: str) -> bool:
+    """Whether a promise to a job is written, or on its way."""
+    record = place.loop.records.get(f"uid-of-{name}")
+    return record is not None and record.promise is not None
+
+
+async def test_nobody_is_promised_what_victims_leave_over_while_it_is_not_known_whether_they_are_told() -> None:
+    """The write of the promise for which `low` goes takes long, and fails. Another plan is made meanwhile, in which
+    `next` asks `small` as well."""
+    async with world(cpu="6", priorities={"high": 2, "next": 1}) as place:
+        await running(place, "low", workers=4)
+        place.submit("small")
+        await place.until(lambda: len(place.server.pods) == 6)
+        update, failed = place.server.update_status, asyncio.Event()
+
+        async def fail_late(path: str, body: dict[str, Any]) -> dict[str, Any]:
+            if path.rsplit("/", 1)[1] == "high" and body["status"].get("promise") and not failed.is_set():
+                await failed.wait()
+                raise ApiError(409, "Conflict", "the object has been modified")
+            return await update(path, body)
+
+        place.server.update_status = fail_late  # type: ignore[method-assign]
+        for name in ("high", "next"):
+            place.submit(name, workers=3, priorityClassName=name)
+            await place.until(lambda: _promises(place, name))  # noqa: B023 - it is waited for in this turn
+        assert not place.status("next").get("promise"), "low may never be told"
+        failed.set()
+        await place.until(lambda: place.status("high").get("promise") and place.status("next").get("promise"))
+        for name in ("low", "small"):
+            place.gone(name)
+        await place.until(lambda: place.placed("high") and place.placed("next"))
         assert EventReason.PROMISE_BROKEN not in {note.reason for _, note in place.notes}
