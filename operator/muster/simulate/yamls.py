@@ -55,5 +55,8 @@ def read_yaml(path: Path, what: str) -> Any:
         raise SimulationError(f"cannot read {what} {path}: {error.strerror}") from error
     except _Wrong as error:
         raise SimulationError(f"{path}, {error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise SimulationError(f"{path}, line {line}: it is not in UTF-8; save it in UTF-8") from error
+    except yaml.YAMLError as error:
         raise SimulationError(f"{path} is not YAML: {error}") from error

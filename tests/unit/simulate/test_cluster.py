@@ -196,6 +196,13 @@ def test_a_wrong_file_says_where(tmp_path: Path, text: str, told: str) -> None:
         clusters.read(path)
 
 
+def test_a_file_in_another_encoding_is_told_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("nodes:\n- {count: 4}\n# caf\u00e9\n", encoding="latin-1")
+    with pytest.raises(SimulationError, match=r"cluster.yaml, line 3: it is not in UTF-8; save it in UTF-8$"):
+        clusters.read(path)
+
+
 def test_the_example_is_a_cluster() -> None:
     example = Path(__file__).parents[3] / "examples" / "simulator" / "cluster.yaml"
     assert clusters.read(example).gpus.sum() == 512
