@@ -10,8 +10,8 @@ from typing import Any
 from load import JobSet, Load
 from muster.api import names
 from muster.api.placement import parse_indexes
+from muster.cluster.eligibility import pinned_node
 from muster.cluster.quantities import amount
-from muster.cluster.views import pinned_node
 
 Object = dict[str, Any]
 

@@ -44,6 +44,7 @@ async def schedule(
     *,
     patience: Patience = HURRIED,
     priority_class: str = "",
+    runtime_image: str = "localhost/muster/runtime:test",
     watch_delay: float = EVENT_DELAY,
     asking: Asking | None = None,
     quarantine: Rules | None = None,
@@ -54,7 +55,7 @@ async def schedule(
     late."""
     scheduling = Scheduling(
         api,
-        settings=PodSettings("localhost/muster/runtime:test", priority_class),
+        settings=PodSettings(runtime_image, priority_class),
         token_key=TOKEN_KEY,
         tell=tell,
         patience=patience,

@@ -90,6 +90,11 @@ def environment(pod: Object) -> dict[str, str]:
     return {one["name"]: one.get("value", "") for one in pod["spec"]["containers"][0]["env"]}
 
 
+def runtime_of(pod: Object) -> str:
+    found: str = pod["spec"]["initContainers"][0]["image"]
+    return found
+
+
 async def kill(place: Corner, *pods: Object) -> None:
     """As kubelet tells it of a container that was killed from outside."""
     for pod in pods:
@@ -116,6 +121,24 @@ async def test_a_killed_worker_is_replaced_on_its_node_and_the_others_keep_their
     await kill(place, after[1])
     await replaced(place, 2)
     assert names(await by_index(place)) == ["train-g1-0-0", "train-g1-1-2", "train-g1-2-0", "train-g1-3-0"]
+
+
+async def test_a_pod_that_an_upgraded_operator_replaces_runs_the_runtime_of_the_others(
+    place: Corner, launchers: Launchers
+) -> None:
+    """Ranks of two versions would wait for each other in different exchanges."""
+    place.start(runtime_image="localhost/muster/runtime:old")
+    before = await trains(place)
+    await place.stop()
+    place.start(runtime_image="localhost/muster/runtime:new")
+    await kill(place, before[0])
+    await replaced(place, 1)
+    after = await by_index(place)
+    assert names(after)[0] == "train-g1-0-1"
+    assert {runtime_of(pod) for pod in after.values()} == {"localhost/muster/runtime:old"}
+    await place.submit("later", 1)
+    await place.until_phase("later", "Starting")
+    assert {runtime_of(pod) for pod in await place.pods("later")} == {"localhost/muster/runtime:new"}
 
 
 async def test_the_leader_and_another_are_replaced_at_once(place: Corner, launchers: Launchers) -> None:

@@ -248,3 +248,22 @@ def _matches(toleration: Object, taint: Taint) -> bool:
     if operator in ("Gt", "Lt"):
         return _compare(operator, taint.value, value, _PLAIN_INTEGER)
     return operator == "Exists" or (operator == "Equal" and bool(key) and value == taint.value)
+
+
+def pinned_node(spec: Mapping[str, Any]) -> str:
+    """The one node that the pod's required affinity allows by `matchFields metadata.name`, or "".
+
+    Terms are ORed: the pod is pinned only when every one of them names the same node. DaemonSets pin this way too.
+    """
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or ()
+    found = {_pinned_by(term) for term in terms}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _pinned_by(term: Mapping[str, Any]) -> str:
+    for demand in term.get("matchFields") or ():
+        values = list(demand.get("values") or [])
+        if demand.get("key") == "metadata.name" and demand.get("operator") == "In" and len(values) == 1:
+            return str(values[0])
+    return ""

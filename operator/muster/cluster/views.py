@@ -14,9 +14,9 @@ from functools import lru_cache
 from typing import Any, Final
 
 from muster.api import names
-from muster.cluster.eligibility import tells_state
+from muster.cluster.eligibility import pinned_node, tells_state
 from muster.cluster.interpod import apart
-from muster.cluster.overrides import TRAINER
+from muster.cluster.overrides import RUNTIME, TRAINER
 from muster.cluster.quantities import amount
 from muster.cluster.requests import Requests, requests_of
 from muster_protocol import env
@@ -70,6 +70,7 @@ class PodView:
         image: of the trainer's container, by digest; "" before kubelet tells.
         finished: when the last container of a pod ended that has ended; None before, or where kubelet tells no time.
         outlived_since: when the trainer ended, while a container beside it goes on, for which kubelet waits; else None.
+        runtime_image: that its init container brings the launcher from; "" where it is none of a gang's.
         max_runtime: of index 0: seconds after which its launcher ends the run, as its pod was made; None: never.
     """
 
@@ -105,6 +106,7 @@ class PodView:
     status_message: str
     finished: datetime | None = None
     image: str = ""
+    runtime_image: str = ""
     max_runtime: int | None = None
     outlived_since: datetime | None = None
     ended: str = ""
@@ -164,6 +166,7 @@ class PodView:
             status_message=status.get("message") or "",
             finished=_finished(containers) if status.get("phase") in ("Succeeded", "Failed") else None,
             image=sys.intern(next((one.get("imageID") or "" for one in containers if one.get("name") == TRAINER), "")),
+            runtime_image=sys.intern(_runtime_image(spec)),
             max_runtime=_max_runtime(spec) if index == 0 else None,
             outlived_since=_outlived(status) if status.get("phase") == "Running" else None,
             ended=sys.intern(ended_name),
@@ -295,25 +298,6 @@ def parse_time(text: str | None) -> datetime | None:
     return None if not text else datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(timezone.utc)
 
 
-def pinned_node(spec: Object) -> str:
-    """The one node that the pod's required affinity allows by `matchFields metadata.name`, or "".
-
-    Terms are ORed: the pod is pinned only when every one of them names the same node. DaemonSets pin this way too.
-    """
-    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
-    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or ()
-    found = {_pinned_by(term) for term in terms}
-    return found.pop() if len(found) == 1 else ""
-
-
-def _pinned_by(term: Object) -> str:
-    for demand in term.get("matchFields") or ():
-        values = list(demand.get("values") or [])
-        if demand.get("key") == "metadata.name" and demand.get("operator") == "In" and len(values) == 1:
-            return str(values[0])
-    return ""
-
-
 def _owner(metadata: Object) -> str:
     for owner in metadata.get("ownerReferences") or ():
         if owner.get("controller"):
@@ -371,6 +355,11 @@ def _outlived(status: Object) -> datetime | None:
     if not ended or all(state.get("terminated") for state in states.values()):
         return None
     return parse_time(ended.get("finishedAt")) or _LONG_AGO
+
+
+def _runtime_image(spec: Object) -> str:
+    found = (one.get("image") for one in spec.get("initContainers") or () if one.get("name") == RUNTIME)
+    return next(found, "") or ""
 
 
 def _max_runtime(spec: Object) -> int | None:

@@ -108,7 +108,7 @@ class Worker:
             if decision.delete_job:
                 await self.executor.delete_job(record.job)
             elif decision.make:
-                await self._make(record, decision.make)
+                await self._make(record, decision.make, decision.runtime_image)
 
     async def place(self, record: Record, status: TrainingJobStatus, note: Note) -> None:
         """Write a placement, which `note` tells; the next turn makes its pods."""
@@ -149,12 +149,15 @@ class Worker:
         else:
             record.take(found)
 
-    async def _make(self, record: Record, indexes: tuple[int, ...]) -> None:
+    async def _make(self, record: Record, indexes: tuple[int, ...], runtime_image: str) -> None:
         placement = record.job.status.placement
         if placement is None:
             return
         # What is observed is no part of the settings that `template_key` is made of: no rehearsal is about it.
         settings = replace(self.settings, node_hours=self.node_hours()) if self.node_hours else self.settings
+        # The ranks of a gang exchange what only their own version understands, so an operator that was upgraded since
+        # brings its runtime with the next placement, and into no gang that has another.
+        settings = replace(settings, runtime_image=runtime_image or settings.runtime_image)
         try:
             template = pods.template(record.identity, record.spec, settings)
         except TemplateRefused as error:

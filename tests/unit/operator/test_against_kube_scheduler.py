@@ -17,13 +17,13 @@ import pytest
 from hypothesis import event, given, note, settings
 from hypothesis import strategies as st
 
-from muster.cluster.eligibility import filter_of_pod
+from muster.cluster.eligibility import filter_of_pod, pinned_node
 from muster.cluster.jobs import JobInput
 from muster.cluster.pods import pin
 from muster.cluster.queues import QueueInput
 from muster.cluster.requests import requests_of
 from muster.cluster.snapshot import LevelInput, Masks, build
-from muster.cluster.views import NodeView, PodView, pinned_node
+from muster.cluster.views import NodeView, PodView
 from muster.cluster.volumes import claims, reach, reach_of_class
 from muster.scheduling.planner import plan
 from muster.scheduling.snapshot import ONE_A_NODE, Snapshot

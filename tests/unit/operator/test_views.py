@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from muster.cluster.views import NamespaceView, NodeView, PodView, PriorityClassView, Taint, Waiting, pinned_node
+from muster.cluster.eligibility import pinned_node
+from muster.cluster.views import NamespaceView, NodeView, PodView, PriorityClassView, Taint, Waiting
 
 pytestmark = pytest.mark.unit
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Final
 
 from muster.api import goodput
@@ -200,6 +201,7 @@ class Decision:
         status: the whole new status, or None when it stays.
         delete: pods to delete, (name, uid).
         make: indices whose pods are to be made.
+        runtime_image: that the gang's other pods run; "" where it has none yet.
         delete_job: the job itself has outlived its `ttlAfterFinished`.
         plannable: the job may be given a placement now.
         wake_at: look again at this moment, whatever happens.
@@ -212,6 +214,7 @@ class Decision:
     delete_job: bool = False
     plannable: bool = False
     wake_at: datetime | None = None
+    runtime_image: str = ""
 
 
 @dataclass
@@ -311,7 +314,12 @@ class Turn:
             delete_job=self.delete_job,
             plannable=self.plannable,
             wake_at=self._wake_at,
+            runtime_image=self._runtime_image() if self.make else "",
         )
+
+    def _runtime_image(self) -> str:
+        pods = sorted(self.by_index().values(), key=attrgetter("index"))
+        return next((pod.runtime_image for pod in pods if pod.runtime_image), "")
 
     def _settle(self) -> None:
         """Book what a placement has used, once, when it is over."""

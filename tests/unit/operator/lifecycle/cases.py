@@ -13,6 +13,7 @@ from muster.api.effective import effective_spec
 from muster.api.frozen import OF_PLACEMENT, OF_PROMISE, frozen_hash
 from muster.api.placement import Placement
 from muster.api.trainingjob import TrainingJob
+from muster.cluster.overrides import RUNTIME
 from muster.cluster.pods import pod_name
 from muster.cluster.views import PodView
 from muster.controllers.asking import Capacity
@@ -36,6 +37,8 @@ from muster.controllers.lifecycle.turn import (
 from muster.controllers.planning import admitted
 from muster_protocol import env, exits
 from muster_protocol.launcher_status import Phase, Status
+
+RUNTIME_IMAGE = "runtime:1"
 
 START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=timezone.utc)
 
@@ -96,6 +99,7 @@ def pod_view(
             },
             "spec": {
                 "nodeName": node,
+                "initContainers": [{"name": RUNTIME, "image": RUNTIME_IMAGE}],
                 "containers": [{"name": "trainer", "env": own, "resources": {"requests": limits, "limits": limits}}],
             },
             "status": {"phase": "Pending"},

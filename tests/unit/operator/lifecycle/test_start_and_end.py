@@ -12,7 +12,7 @@ from muster.controllers.lifecycle.turn import Made
 from muster_protocol.exits import Cause
 from muster_protocol.launcher_status import Phase, Status
 
-from .cases import Case, pod_view, trainingjob
+from .cases import RUNTIME_IMAGE, Case, pod_view, trainingjob
 
 pytestmark = pytest.mark.unit
 
@@ -130,6 +130,19 @@ def test_pods_that_exist_are_not_made_again_also_when_the_watch_lags() -> None:
     case.place("n0", "n0", "n1")
     case.unshown = (Made("llama-g1-2-0", "u", 1, 2),)
     assert case.decide().make == (0, 1)
+
+
+def test_a_gang_whose_making_was_cut_gets_one_runtime() -> None:
+    """Who goes on with it may be an operator that was upgraded, and brings another one."""
+    case = Case(trainingjob(workers=3))
+    case.settle()
+    case.place("n0", "n0", "n1")
+    assert case.decide().runtime_image == "", "the operator's own"
+    case.turn()
+    del case.pods["llama-g1-0-0"]
+    case.shown.discard("llama-g1-0-0")
+    decision = case.decide()
+    assert (decision.make, decision.runtime_image) == ((0,), RUNTIME_IMAGE)
 
 
 def test_a_gang_that_joins_the_barrier_does_not_run_yet() -> None:
