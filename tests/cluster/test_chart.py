@@ -499,18 +499,28 @@ def test_install_upgrade_and_uninstall(control_plane: ControlPlane, tmp_path: Pa
     """On an API server that has never seen our kinds: the first install makes them and an object of one of them."""
     plane = ControlPlane(api.up(bare("test-chart")))
     try:
-        plane.helm("install", "muster", str(CHART), "-n", NAMESPACE, "--create-namespace")
+        created = ("--set", "defaultQueue.create=true")
+        plane.helm("install", "muster", str(CHART), "-n", NAMESPACE, "--create-namespace", *created)
         key = plane.get("secret", "muster-token-key", "-n", NAMESPACE)["data"]["token-key"]
         levels = [level["name"] for level in plane.get("topology", "default")["spec"]["levels"]]
         assert levels == ["zone", "block", "rack", "host"]
 
         other = '[{"name": "rack", "label": "example.com/rack"}]'
-        plane.helm("upgrade", "muster", str(CHART), "-n", NAMESPACE, "--set-json", f"topology.levels={other}")
+        levelled = (*created, "--set-json", f"topology.levels={other}")
+        plane.helm("upgrade", "muster", str(CHART), "-n", NAMESPACE, *levelled)
         assert plane.get("topology", "default")["spec"]["levels"] == json.loads(other)
         assert plane.get("secret", "muster-token-key", "-n", NAMESPACE)["data"]["token-key"] == key
 
-        # There the Topology is a hook, not a part of the release.
+        plane.kubectl("patch", "trainingqueue", "default", "--type=merge", "-p", '{"spec": {"stopPolicy": "hold"}}')
+        held = plane.get("trainingqueue", "default")
+        # There the Topology and the queue are hooks, not parts of the release.
         plane.helm("rollback", "muster", "1", "-n", NAMESPACE)
+        queue = plane.get("trainingqueue", "default")
+        assert (queue["metadata"]["uid"], queue["spec"]) == (
+            held["metadata"]["uid"],
+            DEFAULT_QUEUE | {"stopPolicy": "hold"},
+        )
+        plane.kubectl("patch", "trainingqueue", "default", "--type=merge", "-p", '{"spec": {"stopPolicy": "none"}}')
         assert [level["name"] for level in plane.get("topology", "default")["spec"]["levels"]] == levels
 
         sqlite = ("--set", "history.database=sqlite", "--set", "replicas=1")

@@ -69,13 +69,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 Annotations of an object of a kind (dict "root" $ "kind" KIND) that comes with this same chart. Helm looks all kinds up before it makes the first
 object, so at the first install, when the API server does not know the kind yet, the object is a hook; later upgrades
 adopt it as a plain part of the release, for which it bears Helm's marks of ownership from the start. A rollback to that
-first revision takes the part away, and makes it again as the hook.
+first revision takes the part away, and makes it again as the hook; one that Helm is told to keep ("keep" true) stays as it
+is, for the hook would take it away, and with it what people have made of it: a queue's hold, its quotas, its month.
 */}}
 {{- define "muster.ownKindAnnotations" -}}
 {{- if .root.Capabilities.APIVersions.Has (printf "muster.dev/v1alpha1/%s" .kind) }}
 {}
 {{- else }}
-helm.sh/hook: post-install,post-upgrade,post-rollback
+helm.sh/hook: post-install,post-upgrade{{ if not .keep }},post-rollback{{ end }}
 helm.sh/hook-delete-policy: before-hook-creation
 meta.helm.sh/release-name: {{ .root.Release.Name }}
 meta.helm.sh/release-namespace: {{ .root.Release.Namespace }}
