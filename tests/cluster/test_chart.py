@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -354,6 +355,22 @@ def test_a_wrong_value_is_refused(value: str, words: str, control_plane: Control
     assert words in done.stderr
 
 
+def test_it_may_be_part_of_another_chart(control_plane: ControlPlane, tmp_path: Path) -> None:
+    """To which Helm adds what is for all of its parts, under `global`."""
+    shutil.copytree(CHART, tmp_path / "charts" / "muster")
+    (tmp_path / "Chart.yaml").write_text("{apiVersion: v2, name: platform, version: 0.1.0}\n")
+    (tmp_path / "values.yaml").write_text("{global: {region: eu}, muster: {replicas: 3}}\n")
+    done = control_plane.helm("template", "platform", str(tmp_path), "-n", NAMESPACE)
+    deployment = one([document for document in yaml.safe_load_all(done.stdout) if document], "Deployment")
+    assert deployment["metadata"]["name"] == "platform-muster"
+    assert deployment["spec"]["replicas"] == 3
+
+
+def test_a_release_whose_name_looks_like_a_number(render: Render) -> None:
+    labels = one(render(release="1e3"), "Deployment")["metadata"]["labels"]
+    assert labels["app.kubernetes.io/instance"] == "1e3"
+
+
 def test_a_price_may_stand_on_the_command_line(render: Render) -> None:
     given = environment(render("prices.H100/on-demand=2.5", "prices.H100/spot=1"))["MUSTER_OPERATOR_PRICES"]
     assert Settings(prices=json.loads(given)).prices == {"H100/on-demand": 2.5, "H100/spot": 1.0}
@@ -530,6 +547,12 @@ def test_install_upgrade_and_uninstall(control_plane: ControlPlane, tmp_path: Pa
         plane.helm("upgrade", "muster", str(CHART), "-n", NAMESPACE, "--reset-values")
         strategy = plane.get("deployment", "muster", "-n", NAMESPACE)["spec"]["strategy"]
         assert strategy["type"] == "RollingUpdate"
+
+        ranked = ("upgrade", "muster", str(CHART), "-n", NAMESPACE, "--set", "gangPriorityClass.value=5")
+        assert "`kubectl delete priorityclass muster-gang` first" in plane.helm(*ranked, check=False).stderr
+        plane.kubectl("delete", "priorityclass", "muster-gang")
+        plane.helm(*ranked)
+        assert plane.get("priorityclass", "muster-gang")["value"] == 5
 
         second = plane.helm("install", "other", str(CHART), "-n", "other", "--create-namespace", check=False)
         assert second.returncode

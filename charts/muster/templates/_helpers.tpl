@@ -19,8 +19,8 @@
 
 {{/* Labels that the operator's pods are selected by; they never change. */}}
 {{- define "muster.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "muster.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "muster.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end }}
 

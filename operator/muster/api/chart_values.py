@@ -1,7 +1,7 @@
 """The chart's values.schema.json, made from values.yaml: its defaults give the types, its comments the descriptions.
 
 Where a default says too little, a comment line `# @schema {...}` (YAML) is laid over what was derived. Unknown keys are
-refused everywhere but in maps that are empty by default, which are free for the user to fill.
+refused everywhere but in maps that are empty by default, which are free for the user to fill. `global` is Helm's own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any, Final
 import yaml
 
 MARK: Final = "@schema "
+
+_GLOBAL: Final = {"description": "What Helm hands to every chart that is part of another. Not read.", "type": "object"}
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,12 @@ def schema(text: str) -> dict[str, Any]:
     """JSON schema of values.yaml."""
     found = {value.path: value for value in values(text)}
     root = yaml.compose(text, Loader=yaml.SafeLoader)
+    section = _section(root, "", found)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Values of the muster chart",
-        **_section(root, "", found),
+        **section,
+        "properties": {**section["properties"], "global": dict(_GLOBAL)},
     }
 
 
