@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, TypeVar
 
 import uvicorn
+from starlette.responses import PlainTextResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 T = TypeVar("T")
@@ -29,7 +30,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 log = logging.getLogger(__name__)
 
 CONNECTIONS: Final = 256
-"""At once; further ones get 503."""
+"""At once; further ones get 503, but kubelet its answer: it would take a crowd of readers for the operator's end."""
+PROBES: Final = ("/healthz", "/readyz")
 HEADER_BYTES: Final = 16 * 1024
 """Of headers that have not come to their end; a token has some 1,000."""
 HEADER_SECONDS: Final = 10.0
@@ -112,7 +114,7 @@ class Server:
     async def _serve(self, sock: socket.socket, started: asyncio.Future[None]) -> None:
         async with self._app() as app:
             config = uvicorn.Config(
-                app,
+                self._bounded(app),
                 http=PatientProtocol,
                 ws="none",
                 lifespan="off",
@@ -121,7 +123,6 @@ class Server:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                limit_concurrency=CONNECTIONS,
                 timeout_keep_alive=IDLE_SECONDS,
                 timeout_graceful_shutdown=STOP_SECONDS,
                 h11_max_incomplete_event_size=HEADER_BYTES,
@@ -130,6 +131,18 @@ class Server:
             self._server.should_exit = self._stopping.is_set()
             started.get_loop().call_soon_threadsafe(_done, started)
             await self._server.serve(sockets=[sock])
+
+    def _bounded(self, app: App) -> App:
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            assert self._server is not None
+            if scope["path"] in PROBES or len(self._server.server_state.connections) <= CONNECTIONS:
+                await app(scope, receive, send)
+                return
+            headers = {"Connection": "close", "Retry-After": "1"}
+            response = PlainTextResponse(f"{CONNECTIONS} connections are open already", 503, headers)
+            await response(scope, receive, send)
+
+        return answer
 
 
 class PatientProtocol(H11Protocol):

@@ -120,6 +120,23 @@ async def test_a_client_that_never_ends_its_headers_is_hung_up_on(monkeypatch: p
         writer.close()
 
 
+async def test_a_crowd_of_clients_does_not_keep_kubelet_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would restart the operator, again and again for as long as they stay."""
+    monkeypatch.setattr(serving, "CONNECTIONS", 3)
+    async with served(State(), full_board()) as client:
+        crowd = [await asyncio.open_connection("127.0.0.1", client.base_url.port) for _ in range(3)]
+        for path, status in (("/healthz", 200), ("/readyz", 200), ("/metrics", 503), ("/v1/jobs", 503)):
+            answer = await client.get(path, headers={"Connection": "close"})
+            assert answer.status_code == status, path
+        assert (answer.headers["retry-after"], answer.headers["connection"]) == ("1", "close")
+        for _, writer in crowd:
+            writer.close()
+            await writer.wait_closed()
+        async with asyncio.timeout(20):
+            while (await client.get("/v1/jobs", headers={"Connection": "close"})).status_code != 200:
+                pass
+
+
 async def test_a_replica_that_stands_by_passes_questions_on_to_the_leader() -> None:
     leading, standing_by = State(leading=True), State()
     async with served(leading, full_board()) as leader, served(standing_by, Board()) as other:
