@@ -166,6 +166,15 @@ class PatientProtocol(H11Protocol):
         self._forget()
         super().connection_lost(exc)
 
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:  # a body that is nonsense, of a good question
+            self.cycle.disconnected = True  # whoever answers it has nobody to answer to
+            self.cycle.message_event.set()
+            if self.cycle.response_started:
+                self.transport.close()
+                return
+        super().send_400_response(msg)
+
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.get_write_buffer_size():  # nor on one that does not read what it has asked for
             self.transport.abort()

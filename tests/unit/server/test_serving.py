@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -118,6 +119,17 @@ async def test_a_client_that_never_ends_its_headers_is_hung_up_on(monkeypatch: p
         async with asyncio.timeout(20):
             assert await reader.read() == b""
         writer.close()
+
+
+async def test_a_question_whose_body_is_nonsense_writes_nothing_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with served(State(), full_board()) as client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
+        writer.write(b"GET /v1/jobs HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nZZZ\r\n")
+        async with asyncio.timeout(20):
+            assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+        writer.close()
+        assert (await client.get("/healthz")).text == "ok"
+    assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_a_crowd_of_clients_does_not_keep_kubelet_out(monkeypatch: pytest.MonkeyPatch) -> None:
