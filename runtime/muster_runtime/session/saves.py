@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
 
 import torch
 
@@ -23,6 +26,9 @@ from muster_runtime.session.progress import Progress
 from muster_runtime.session.schedule import AutoInterval, Schedule
 from muster_runtime.session.settings import Settings
 from muster_runtime.session.tracking import Tracked
+
+SLOW_RESTORE: Final = 60.0
+"""Seconds after which a restore that goes on is told. Requests that nobody answers are given up minutes later."""
 
 
 class Saves:
@@ -81,7 +87,8 @@ class Saves:
         if persistence is None:
             return None
         began = time.monotonic()
-        restored, source = persistence.restore(tracked), persistence.uri
+        with self._told_when_slow(persistence.uri):
+            restored, source = persistence.restore(tracked), persistence.uri
         self.has_own = restored is not None
         if restored is None and self._settings.start_from:
             restored, source = persistence.start_from(tracked), self._settings.start_from
@@ -92,6 +99,22 @@ class Saves:
             self._progress.log(f"resumed after step {step} from {source} in {time.monotonic() - began:.2f} s")
             self._reporter.send(reports.Resumed(self._gang.rank, step, source))
         return restored
+
+    @contextmanager
+    def _told_when_slow(self, uri: str) -> Iterator[None]:
+        """Without a word a store that is silent looks like a script that is slow, or hangs. Not collective."""
+        told = (
+            f"{uri} is not restored after {SLOW_RESTORE:g} s, and is waited for: the store answers slowly or not at "
+            "all, or there is much to read"
+        )
+        slow = threading.Timer(SLOW_RESTORE, self._progress.warn, (told,))
+        slow.daemon = True
+        if self._gang.leads:
+            slow.start()
+        try:
+            yield
+        finally:
+            slow.cancel()
 
     def go_back(self, tracked: list[Tracked]) -> Restored | None:
         """Restores the newest checkpoint again, within the loop; None where there is none."""

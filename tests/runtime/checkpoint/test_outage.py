@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,12 +20,14 @@ from muster_runtime.checkpoint import reader
 from muster_runtime.checkpoint.extents import Extent
 from muster_runtime.checkpoint.keeper import Saved
 from muster_runtime.checkpoint.reader import Reader
+from muster_runtime.control import ControlReader
 from muster_runtime.errors import StorageError, StorageRefusedError, storage_error
 from muster_runtime.parallel.gang import Gang
-from muster_runtime.session import persistence
+from muster_runtime.reporter import Reporter
+from muster_runtime.session import persistence, saves
 from muster_runtime.session.attempts import RunState
 from muster_runtime.session.persistence import Persistence
-from muster_runtime.session.progress import Metrics
+from muster_runtime.session.progress import Metrics, Progress
 from muster_runtime.session.settings import read_settings
 
 CONTENT = b"some tensor's bytes"
@@ -76,6 +79,32 @@ def test_what_is_denied_is_not_asked_for_again() -> None:
     with pytest.raises(StorageRefusedError):
         settle(transfers)
     assert transfers.fetches == 1
+
+
+def test_a_store_that_is_silent_while_a_run_is_restored_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(saves, "SLOW_RESTORE", 0.05)
+    told = threading.Event()
+
+    class Told(Progress):
+        def warn(self, message: str) -> None:
+            super().warn(message)
+            told.set()
+
+    settings = read_settings({}, seed=1, strategy=None, checkpoint=f"file://{tmp_path}/run", every_steps=1)
+    cpu, reporter = torch.device("cpu"), Reporter()
+    progress = Told(0, 1, cpu, reporter, None, is_saved=True)
+    made = saves.Saves(settings, Gang(), cpu, progress, reporter, ControlReader())
+    monkeypatch.setattr(Persistence, "restore", lambda *_: None if told.wait(20) else pytest.fail("not told"))
+    assert made.restore([]) is None
+    assert f"file://{tmp_path}/run is not restored after 0.05 s, and is waited for" in capsys.readouterr().err
+    told.clear()
+    monkeypatch.setattr(saves, "SLOW_RESTORE", 3600.0)
+    monkeypatch.setattr(Persistence, "restore", lambda *_: None)
+    assert made.restore([]) is None
+    assert not told.is_set()
+    assert not [one for one in threading.enumerate() if isinstance(one, threading.Timer) and not one.finished.is_set()]
 
 
 class AwayKeeper:
