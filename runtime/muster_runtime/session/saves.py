@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import torch
@@ -110,7 +110,8 @@ class Saves:
         slow = threading.Timer(SLOW_RESTORE, self._progress.warn, (told,))
         slow.daemon = True
         if self._gang.leads:
-            slow.start()
+            with suppress(RuntimeError):  # the container may have no more threads: then nothing is told
+                slow.start()
         try:
             yield
         finally:
