@@ -257,7 +257,7 @@ class Launcher:
         self._folder = folder = RunFolder(
             self._config.run_roots, release.incarnation, self._hear, ranks=ranks, reached=reached
         )
-        self._stopping.begin(folder.control)
+        self._stopping.begin(folder.control, folder.pulse, fresh=release.incarnation == 1)
         self._hangs.begin(folder.path, folder.pulse)
         self._profiles.begin(folder.path, folder.control)
         self._node_hours.begin(folder.control)

@@ -11,6 +11,7 @@ from muster_protocol import exits
 from muster_runtime.control import ControlWriter
 from muster_runtime.launch.ranks import Rank, Ranks
 from muster_runtime.launch.state import State
+from muster_runtime.pulse import PulseReader, Section
 
 END_SECONDS: Final = 5.0
 """Between SIGTERM and SIGKILL when the gang has failed."""
@@ -22,6 +23,7 @@ DYING_SECONDS: Final = 60.0
 """The same when the gang starts again in this pod. On a starved machine, or with much memory to give back, a killed
 process takes longer to be gone; the others wait for a lost worker for no more than 90 s."""
 _LOOK_SECONDS: Final = 1.0
+_BEFORE_LOOP: Final = (Section.NONE, Section.JOIN, Section.SETUP)
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,15 @@ class Stopping:
     def __init__(self, ranks: Ranks, state: State) -> None:
         self._ranks = ranks
         self._state = state
-        self._begin(None)
+        self._begin(None, None, fresh=False)
 
-    def begin(self, control: ControlWriter) -> None:
-        """Other ranks are about to start, with this control word in their run folder."""
-        self._begin(control)
+    def begin(self, control: ControlWriter, pulse: PulseReader, *, fresh: bool) -> None:
+        """Other ranks are about to start, with this control word and pulse in their run folder. `fresh`: none ran in
+        this gang before, so its memory holds nothing that they have to save."""
+        self._begin(control, pulse, fresh=fresh)
 
-    def _begin(self, control: ControlWriter | None) -> None:
-        self._control = control
+    def _begin(self, control: ControlWriter | None, pulse: PulseReader | None, *, fresh: bool) -> None:
+        self._control, self._pulse, self._fresh = control, pulse, fresh
         self._terminated: set[int] = set()
         self._told: set[int] = set()
         """The processes that got SIGTERM."""
@@ -62,7 +65,7 @@ class Stopping:
         be killed.
 
         A rank with a session reads the control word and commits a checkpoint; any other gets SIGTERM at once, as
-        torchrun would do.
+        torchrun would do, and so does one that has nothing to save yet.
         """
         clock, grace_end, deadlines = self._state.clock, 0.0, Deadlines(0.0, 0.0)
         failed_at: float | None = None
@@ -75,7 +78,8 @@ class Stopping:
                     self._control.ask_stop(deadlines.save_until)
             if now >= deadlines.kill_at:
                 return await self.kill()
-            self._terminate([r for r in self._ranks.running if now >= deadlines.save_until or not r.session])
+            late = now >= deadlines.save_until
+            self._terminate([r for r in self._ranks.running if late or not r.session or self._has_nothing(r)])
             if failed_at is None and any(r.exit_code not in (None, 0, exits.EXIT_PREEMPTED) for r in self._ranks.all):
                 failed_at = now  # the others wait for it in a collective, in vain
             if self._state.ending or (failed_at is not None and now >= failed_at + END_SECONDS):
@@ -116,11 +120,25 @@ class Stopping:
 
     def finished_by_themselves(self) -> bool:
         """All exited 0, and not because they were asked to stop: a plain script that saves and exits 0 on SIGTERM isn't
-        done, nor is a session that has stopped behind a shell which says 0 in its place (`train.py | tee log`)."""
-        return all(
-            r.exit_code == 0 and not r.stopped and (r.session or r.rank not in self._terminated)
-            for r in self._ranks.all
-        )
+        done, nor is a session that has stopped behind a shell which says 0 in its place (`train.py | tee log`), nor a
+        script that leaves its loop for the stop and says 0 itself."""
+        return all(r.exit_code == 0 and not r.stopped and self._is_done(r) for r in self._ranks.all)
+
+    def _is_done(self, rank: Rank) -> bool:
+        """Of one that exited 0."""
+        section = self._section(rank)
+        if section is Section.OUTSIDE:
+            return True
+        return section in _BEFORE_LOOP and rank.rank not in self._terminated
+
+    def _has_nothing(self, rank: Rank) -> bool:
+        """Whether a rank with a session has nothing to save: no loop of it has begun, which would first restore what
+        is in memory."""
+        return self._fresh and self._section(rank) is Section.SETUP
+
+    def _section(self, rank: Rank) -> Section:
+        beat = self._pulse.read(self._ranks.all.index(rank)) if self._pulse is not None else None
+        return Section.NONE if beat is None else beat.section
 
     def _terminate(self, ranks: list[Rank]) -> None:
         """A shell may start the next program when the first has ended; it gets its SIGTERM then."""

@@ -87,6 +87,7 @@ class Session:
 
         `together`: whether any rank was, the same on all of them. Collective, so that all leave at the same batch.
         """
+        self.run.stopping.is_minded = True
         asked = self.run.stopping.is_asked()
         return self._gang.sum([float(asked)])[0] > 0 if together else asked
 

@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from muster_protocol import env
 from muster_protocol.counts import counted
+from muster_protocol.exits import EXIT_PREEMPTED
 from muster_runtime import report, stacks
 from muster_runtime.errors import UsageError, caller
 from muster_runtime.parallel.gang import Gang, end_group
@@ -144,6 +145,8 @@ def _listen(run: Run) -> None:
 
         def stop(*_: object) -> None:
             run.stopping.signal()
+            if run.stopping.ends_before(began=run.began):
+                sys.exit(EXIT_PREEMPTED)
 
         def forked() -> None:
             """What the script forks (a pool's workers) is ended by SIGTERM, as if there were no session."""
@@ -157,6 +160,8 @@ def _listen(run: Run) -> None:
 def _leave(run: Run, gang: Gang, pid: int) -> None:
     if os.getpid() != pid:
         return  # the script has forked this process: the loop, what was told of it, and the groups are not its own
+    if run.stopping.ends_before(began=run.began):
+        run.progress.log("stopped before the loop, as asked; nothing was to be saved")
     if not run.closed:
         run.last_word(fell=getattr(sys, "last_value", None) is not None)  # which Python sets before it tells it
     elif run.nothing_left:  # a second loop of the script might have had something

@@ -17,6 +17,8 @@ class Stopping:
     def __init__(self, control: ControlReader) -> None:
         self._control = control
         self._signalled: float | None = None  # when, on the monotonic clock
+        self.is_minded = False
+        """The script has asked by itself whether it is to stop, and will again."""
 
     def signal(self) -> None:
         """A signal has asked."""
@@ -24,6 +26,11 @@ class Stopping:
 
     def is_asked(self) -> bool:
         return self._signalled is not None or self._control.stop_requested()
+
+    def ends_before(self, *, began: bool) -> bool:
+        """Whether this process ends as soon as it is signalled: before the loop has begun nothing is to be saved, and
+        nobody knows when it will."""
+        return self._signalled is not None and not began and not self.is_minded
 
     def deadline(self) -> float | None:
         """Until when a last save is tried again, on the monotonic clock; None: there is no hurry."""

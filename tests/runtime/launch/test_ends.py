@@ -450,6 +450,59 @@ def test_a_stop_while_some_ranks_still_import_ends_those_at_once(make_gang: Make
     assert gang.marks("stopped") == {"mark-stopped-0"}, "the one that has a session saves"
 
 
+# What a session is at, by its pulse; it has said hello.
+AT = """
+from muster_runtime import report
+from muster_runtime.control import ControlReader
+from muster_runtime.pulse import Pulse, Section
+from muster_runtime.reporter import Reporter
+Reporter().send(report.Hello(RANK, os.getpid()))
+control = ControlReader()
+def leave(*_):
+    mark("sigterm")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+Pulse(int(os.environ["LOCAL_RANK"])).enter(Section.{section})
+mark("running")
+while not {leaves}: time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("section", "leaves", "cause"),
+    [
+        pytest.param("STEP", "control.stop_requested()", Cause.PREEMPTED, id="out-of-its-loop-when-asked"),
+        pytest.param("STEP", "False", Cause.PREEMPTED, id="out-of-its-loop-by-a-handler-of-its-own"),
+        pytest.param("OUTSIDE", "control.stop_requested()", Cause.SUCCEEDED, id="after-its-loop"),
+        pytest.param("SETUP", "False", Cause.PREEMPTED, id="before-its-loop"),
+    ],
+)
+def test_a_session_that_leaves_its_loop_for_a_stop_is_not_done(
+    make_gang: MakeGang, section: str, leaves: str, cause: Cause
+) -> None:
+    """It may say 0: `if session.should_stop(): break`. The job would have succeeded."""
+    gang = make_gang(1, MUSTER_GRACE_SECONDS="4")
+    pod = gang.pod(0, gang.script(AT.format(section=section, leaves=leaves)))
+    running(gang, 1)
+    pod.signal(signal.SIGTERM)
+    assert pod.end().cause is cause, pod.log()
+
+
+@pytest.mark.parametrize(("kept", "at_once"), [(False, True), (True, False)])
+def test_a_session_before_its_loop_is_ended_at_once_unless_memory_may_hold_what_is_to_be_saved(
+    make_gang: MakeGang, kept: bool, at_once: bool
+) -> None:
+    gang = make_gang(1, MUSTER_GRACE_SECONDS="20", MUSTER_RESTARTS_IN_PLACE="1")
+    falls = "if os.environ['MUSTER_INCARNATION'] == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
+    pod = gang.pod(0, gang.script(falls * kept + AT.format(section="SETUP", leaves="False")))
+    running(gang, 1)
+    asked = time.monotonic()
+    pod.signal(signal.SIGTERM)
+    gang.eventually(lambda: gang.marks("sigterm"), "it gets SIGTERM in the end", 30)
+    assert (time.monotonic() - asked < 10) is at_once
+    assert pod.end().cause is Cause.PREEMPTED
+
+
 def test_what_ignores_the_stop_is_killed_within_the_grace(make_gang: MakeGang) -> None:
     gang = make_gang(1, 2, MUSTER_GRACE_SECONDS="2")
     stubborn = (

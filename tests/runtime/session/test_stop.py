@@ -397,6 +397,7 @@ process.terminate()  # as a pool ends its workers, for one
 process.join(30)
 print("the child ended with", process.exitcode)
 process.kill()
+assert not session.should_stop()
 os.kill(os.getpid(), signal.SIGTERM)
 print("this rank is asked to stop:", session.should_stop())
 """
@@ -413,6 +414,26 @@ def test_a_process_that_the_script_forks_is_ended_by_sigterm(tmp_path: Path) -> 
 HANDLED = FORKS.replace("fork = multi", "signal.signal(signal.SIGTERM, lambda *_: os._exit(7))\nfork = multi").rsplit(
     "os.kill(", 1
 )[0]
+
+
+SETTING_UP = """
+    if os.environ["WAY"] == "minded":
+        session.should_stop()
+    (folder / "running").touch()
+    for _ in range(600):
+        time.sleep(0.1)
+        if os.environ["WAY"] == "minded" and session.should_stop():
+            sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize(("way", "code"), [("absent", 75), ("minded", 0)])
+def test_a_stop_before_the_loop_is_an_end_at_once(way: str, code: int, tmp_path: Path) -> None:
+    """Such as while it loads its data for ten minutes; a script that asks by itself whether it is to stop is let be."""
+    path = script(tmp_path, "import sys\nif session.is_leader:" + SETTING_UP + STEPS)
+    more = environment(tmp_path, WAY=way, TOTAL="1")
+    result = run_gang(path, tmp_path, 1, more, stop_when=tmp_path / "running", seconds=60)
+    assert result.codes == [code], result.output
 
 
 def test_a_stop_of_a_whole_process_group_leaves_the_data_workers_alone(tmp_path: Path) -> None:
