@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 
 from muster_protocol.counts import counted
 from muster_runtime.data.order import BatchPlan, Microbatch, equal_part, mix
-from muster_runtime.data.samplers import sampled, set_epoch, within
+from muster_runtime.data.samplers import Permutation, sampled, set_epoch, within
 from muster_runtime.data.seeded import Draw, Request, SeededCollate, SeededDataset, WorkerInit
 from muster_runtime.data.waiting import UNTOLD, Waiting, waited
 from muster_runtime.data.workers import ending_with_rank
@@ -51,6 +51,8 @@ class Loader:
         self.position = 0
         """Global batches of this epoch that the training has had."""
         self.where = where
+        self.changed = ""
+        """What is otherwise than it was in the checkpoint that was restored, for people; "" for nothing."""
         self.stepper: Stepper | None = None
         """The session that tracks it."""
         self.untracked: Callable[[], None] = lambda: None
@@ -222,7 +224,7 @@ class Loader:
                 places = self._plan.places(number)
                 batch = ids[places.start : places.stop]
                 # each sample once an epoch: what is drawn for it then doesn't even depend on the order
-                marks = batch if isinstance(ids, (range, _Permutation)) else places
+                marks = batch if isinstance(ids, (range, Permutation)) else places
                 yield from self._ask(epoch, batch, marks)
             return
         for number, batch in enumerate(self._sampled(own, epoch)):
@@ -248,7 +250,7 @@ class Loader:
             return range(len(sampler))
         if self._shuffles(sampler):
             generator = torch.Generator().manual_seed(mix(self._seed, "order", epoch))
-            return _Permutation(torch.randperm(len(sampler), generator=generator, device="cpu"))
+            return Permutation(torch.randperm(len(sampler), generator=generator, device="cpu"))
         return self._sampled(sampler, epoch)
 
     def _sampled(self, sampler: Any, epoch: int) -> list[Any]:
@@ -273,16 +275,27 @@ class Loader:
         return {**place, "left_out": left_out} if left_out else place
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """ValueError when the data or the batch has changed in a way that makes the cursor meaningless."""
+        """ValueError when the data or the batch has changed in a way that makes the cursor meaningless: between two
+        epochs they may."""
         if self._plan is None:
             set_epoch(self._source.batch_sampler, state["epoch"])
         samples, batch = self._sizes()
+        order, now, position = state.get("order"), self._named_order(), -(-state["offset"] // state["global_batch"])
+        self.changed = ""
         if (state["samples"], state["global_batch"]) != (samples, batch):
-            raise ValueError(
+            told = (
                 f"the checkpoint counts in {state['samples']} samples an epoch and batches of {state['global_batch']}, "
-                f"this loader has {samples} and {batch} ({self.where}); the dataset or batch_size has changed since"
+                f"this loader has {samples} and {batch} ({self.where})"
             )
-        order, now, position = state.get("order"), self._named_order(), -(-state["offset"] // batch)
+            left = state["samples"] - state["offset"]
+            is_over = left <= 0 or (self._source.drop_last and left < state["global_batch"])
+            if (position and not is_over) or state.get("left_out"):  # which are numbers of batches, too
+                raise ValueError(
+                    f"{told}; the dataset or batch_size has changed since, which they may between two epochs, and the "
+                    f"checkpoint stands within epoch {state['epoch']}"
+                )
+            self.changed = f"{told}: the next epoch is of these"
+            position = len(self) if position else 0
         if 0 < position < len(self) and order not in (None, now):  # with drop_last an epoch ends before its last sample
             raise ValueError(
                 f"the checkpoint stands within epoch {state['epoch']}, whose samples come {order}, and this loader's "
@@ -332,19 +345,6 @@ class RankBatches:
 
     def __len__(self) -> int:
         return len(self._loader) - self.start
-
-
-class _Permutation(Sequence[int]):
-    """A tensor of indices that gives plain ints; a list would take four times the memory."""
-
-    def __init__(self, order: torch.Tensor) -> None:
-        self._order = order
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def __getitem__(self, at: Any) -> Any:
-        return _Permutation(self._order[at]) if isinstance(at, slice) else int(self._order[at])
 
 
 def refuse_unsplittable(source: DataLoader[Any], where: str) -> None:

@@ -6,8 +6,10 @@ resumed has made none of these passes. So all of them are seeded for each epoch,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch.utils.data import Sampler
 
 from muster_runtime.data.generators import kept
@@ -51,3 +53,16 @@ def sampled(sampler: Any, epoch: int, seed: int) -> list[Any]:
             "run could go on where it was cut; let its __len__ say what it gives"
         )
     return found
+
+
+class Permutation(Sequence[int]):
+    """A tensor of indices that gives plain ints; a list would take four times the memory."""
+
+    def __init__(self, order: torch.Tensor) -> None:
+        self._order = order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, at: Any) -> Any:
+        return Permutation(self._order[at]) if isinstance(at, slice) else int(self._order[at])

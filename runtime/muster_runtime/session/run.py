@@ -116,6 +116,9 @@ class Run:
                 self.step = self.resumed_from = run.step
                 if told := changes(run.asked or {}, self._asked, seed=(run.seed, self.seed)):
                     self.progress.warn(told)
+                for one in self.tracked:
+                    if isinstance(one.thing, Loader) and one.thing.changed:
+                        self.progress.warn(one.thing.changed)
                 self._asked |= run.asked or {}  # it goes on with these
                 self.seed = run.seed
                 if self.saves.has_own:

@@ -432,6 +432,30 @@ def test_an_epoch_without_its_last_samples_is_over_before_them() -> None:
         whole.load_state_dict(first.state_dict())
 
 
+@pytest.mark.parametrize(("drop_last", "batches"), [(False, 4), (True, 3)])
+def test_a_dataset_may_grow_between_two_epochs(drop_last: bool, batches: int) -> None:
+    def made(samples: int, batch: int) -> Loader:
+        return wrap(DataLoader(TensorDataset(torch.arange(samples)), batch, shuffle=True, drop_last=drop_last))
+
+    first = made(30, 8)
+    first.epoch = 2
+    for position, epoch in ((0, 2), (batches, 3)):
+        first.position = position
+        grown = made(42, 4)
+        grown.load_state_dict(first.state_dict())
+        assert "30 samples an epoch and batches of 8, this loader has 42 and 4" in grown.changed
+        assert len(next(grown.endless())[0]) == 4
+        assert (grown.epoch, grown.position) == (epoch, 0)
+        again = made(42, 4)
+        again.load_state_dict(grown.state_dict())
+        assert not again.changed
+    for position, left_out in ((1, ()), (0, [(3, 1)])):
+        first.position = position
+        first.leave_out(left_out)
+        with pytest.raises(ValueError, match=r"may between two epochs, and the checkpoint stands within epoch 2"):
+            made(42, 4).load_state_dict(first.state_dict())
+
+
 @given(st.sets(st.tuples(st.integers(0, 2), st.integers(0, 4)), max_size=9), st.integers(0, 5))
 @settings(max_examples=50, deadline=None)
 def test_what_is_left_out_is_had_by_nobody_and_all_else_once(left_out: set[tuple[int, int]], cut: int) -> None:

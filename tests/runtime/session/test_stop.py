@@ -189,6 +189,15 @@ def test_a_run_that_ended_early_stays_ended(tmp_path: Path) -> None:
     assert "ended after step 4 began at 4" in again.output
 
 
+def test_a_run_goes_on_over_a_dataset_that_has_grown_since_its_last_epoch(tmp_path: Path) -> None:
+    path = script(tmp_path, STEPS)
+    run_gang(path, tmp_path, 1, environment(tmp_path, TOTAL="3"), distributed=False).check()
+    path.write_text(path.read_text().replace("arange(48.0).view(12, 4)", "arange(96.0).view(24, 4)"))
+    grown = run_gang(path, tmp_path, 1, environment(tmp_path, TOTAL="5"), distributed=False).check()
+    assert "ended after step 5 began at 3" in grown.output
+    assert "WARNING: the checkpoint counts in 12 samples an epoch" in grown.output
+
+
 EPOCHS = """
 for epoch in session.epochs(3):
     for (x,) in loader:
