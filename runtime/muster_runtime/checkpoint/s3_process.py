@@ -301,9 +301,9 @@ def _end_with_parent(parent: int) -> None:
 
 
 def main(descriptor: int, memory: int, parent: int, bucket: str, prefix: str) -> None:
-    # A stop signal goes to the whole process group; the rank still needs this process for its last save.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A stop signal, or one of the script's own, may go to the whole process group; the rank still needs this process.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     try:
         threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
         with socket.socket(fileno=descriptor) as connection:

@@ -325,6 +325,21 @@ def test_an_s3_process_that_was_killed_fails_what_it_was_asked_and_another_takes
     store.close()
 
 
+def test_a_signal_to_the_whole_process_group_leaves_the_s3_process_to_its_rank(s3_environment: S3Server) -> None:
+    """A stop, or what a script has a handler for: Slurm sends SIGUSR1 ahead of a time limit, for a last save."""
+    store = open_store("s3://models/run")
+    assert isinstance(store, S3Store)
+    store.put("a", b"1")
+    process = store.process
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        process.send_signal(number)
+        body = store.get("a")
+        assert body is not None
+        assert body.content == b"1"
+    assert store.process is process
+    store.close()
+
+
 @pytest.mark.parametrize("what", ["process", "thread"])
 def test_a_machine_without_room_for_another_s3_process_fails_what_needs_it_and_no_more(
     s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch, what: str
