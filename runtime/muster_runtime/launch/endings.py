@@ -123,7 +123,10 @@ class Endings:
             return await self.succeeded()
         bad = [rank for rank in self._ranks.all if rank.exit_code not in (0, exits.EXIT_PREEMPTED)]
         failed = await self._first_failure(bad) if bad else None
-        facts = verdict.stopped(stop, failed, killed=killed, committed_step=self.committed())
+        lost = failed  # that the others have left before it could begin is no failure to be told
+        if failed is not None and failed.echo and not any(self._stopping.had_begun(rank) for rank in bad):
+            lost = None
+        facts = verdict.stopped(stop, lost, killed=killed, committed_step=self.committed())
         if failed is not None and failed.echo and stop.told not in (None, self._config.index):
             self.leave_word(facts)
             own = self.complete(verdict.facts_of(failed))

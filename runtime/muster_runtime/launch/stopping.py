@@ -136,6 +136,10 @@ class Stopping:
         is in memory."""
         return self._fresh and self._section(rank) is Section.SETUP
 
+    def had_begun(self, rank: Rank) -> bool:
+        """Whether the rank has done a step, as far as its pulse tells: before, nothing is lost with it."""
+        return not (self._fresh and self._section(rank) in (Section.SETUP, Section.START))
+
     def _section(self, rank: Rank) -> Section:
         beat = self._pulse.read(self._ranks.all.index(rank)) if self._pulse is not None else None
         return Section.NONE if beat is None else beat.section

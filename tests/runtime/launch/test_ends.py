@@ -488,6 +488,26 @@ def test_a_session_that_leaves_its_loop_for_a_stop_is_not_done(
     assert pod.end().cause is cause, pod.log()
 
 
+WAITS_FOR_RANK_0 = """
+if RANK:
+    first = Path(__file__).with_name("mark-running-0")
+    while not first.exists(): time.sleep(0.01)
+    while Path("/proc", first.read_text()).exists(): time.sleep(0.01)
+    raise RuntimeError("[gloo] Connection closed by peer")
+"""
+
+
+def test_that_others_have_left_before_a_rank_could_begin_is_no_failure(make_gang: MakeGang) -> None:
+    """One loads its data, and the others wait for it in their first step."""
+    at = AT.replace("Section.{section}", "Section.START if RANK else Section.SETUP").replace("{leaves}", "False")
+    gang = make_gang(1, 2)
+    pod = gang.pod(0, gang.script(at.replace("while not", f"{WAITS_FOR_RANK_0}while not")))
+    running(gang, 2)
+    pod.signal(signal.SIGTERM)
+    facts = pod.end()
+    assert (facts.cause, facts.message) == (Cause.PREEMPTED, "preempted"), pod.log()
+
+
 @pytest.mark.parametrize(("kept", "at_once"), [(False, True), (True, False)])
 def test_a_session_before_its_loop_is_ended_at_once_unless_memory_may_hold_what_is_to_be_saved(
     make_gang: MakeGang, kept: bool, at_once: bool
