@@ -143,8 +143,9 @@ class Run:
         return self._loops <= self._over
 
     def end(self, *, early: bool) -> None:
-        """Every rank is done: the last checkpoint is saved and marked finished."""
-        self._agree(save=False, stop=False, ends=True, soon=True)
+        """Every rank is done: the last checkpoint is saved and marked finished. Leaves the process where a script has
+        ended its loop `early` for a stop."""
+        self._agree(save=False, stop=early and self.stopping.was_told, ends=True, soon=True)
         self.progress.tell(self.step, last=True)
         if early:
             self._over = self._loops

@@ -87,9 +87,13 @@ class Session:
 
         `together`: whether any rank was, the same on all of them. Collective, so that all leave at the same batch.
         """
-        self.run.stopping.is_minded = True
-        asked = self.run.stopping.is_asked()
-        return self._gang.sum([float(asked)])[0] > 0 if together else asked
+        stopping = self.run.stopping
+        asked = stopping.is_asked()
+        if together:
+            asked = self._gang.sum([float(asked)])[0] > 0
+        stopping.is_minded = True
+        stopping.was_told |= asked
+        return asked
 
     def evaluate(self) -> AbstractContextManager[None]:
         """Around an evaluation that is slower than a step: it has a time of its own before it counts as hung. Local."""
@@ -290,7 +294,10 @@ class Session:
         run.end(early=False)
 
     def finish(self) -> None:
-        """Saves and marks the run finished before its total. For after a `break`; does nothing after a whole loop."""
+        """Saves and marks the run finished before its total. For after a `break`; does nothing after a whole loop.
+
+        A script that `should_stop()` has told to leave isn't finished: it is saved, and the process exits 75.
+        """
         where = caller()
         if not self.run.began:
             raise UsageError(f"{where}: session.finish() belongs after the loop, and none has begun yet")

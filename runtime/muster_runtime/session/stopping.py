@@ -19,6 +19,8 @@ class Stopping:
         self._signalled: float | None = None  # when, on the monotonic clock
         self.is_minded = False
         """The script has asked by itself whether it is to stop, and will again."""
+        self.was_told = False
+        """It was answered that it is: where it leaves its loop before the total, it does so for that."""
 
     def signal(self) -> None:
         """A signal has asked."""

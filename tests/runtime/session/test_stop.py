@@ -445,6 +445,23 @@ def test_a_stop_before_the_loop_is_an_end_at_once(way: str, code: int, tmp_path:
     assert result.codes == [code], result.output
 
 
+LEFT = """
+    if step == 2 and session.is_leader and session.resumed_from is None:
+        os.kill(os.getpid(), signal.SIGTERM)
+    if session.should_stop(together=True): break
+session.finish()
+"""
+
+
+def test_a_loop_that_is_left_because_of_a_stop_is_not_finished(tmp_path: Path) -> None:
+    """It would have succeeded, for good, with a part of its training."""
+    path = script(tmp_path, "import signal\n" + STEPS + LEFT)
+    assert run_gang(path, tmp_path, 2, environment(tmp_path)).codes == [75, 75]
+    assert latest(tmp_path) == (3, False)
+    again = run_gang(path, tmp_path, 2, environment(tmp_path)).check()
+    assert "ended after step 6 began at 3" in again.output
+
+
 def test_a_stop_of_a_whole_process_group_leaves_the_data_workers_alone(tmp_path: Path) -> None:
     """As torchrun, Slurm and timeout stop: the death of a worker would fell the rank before it has saved."""
     loop = STEPS + "    (folder / 'running').touch()\n    time.sleep(0.05)\n"
