@@ -239,6 +239,18 @@ class Run:
         if self.driver is not None and self.driver.is_over:
             self.pulse.enter(Section.EVALUATION)  # and whatever else stands between two epochs
 
+    @property
+    def leaves_rest(self) -> bool:
+        """Whether the script has left an epoch's inner loop for a stop, with batches to come."""
+        return self._step_open and self.stopping.was_told and self.driver is not None and not self.driver.is_last
+
+    def close_last_step(self) -> None:
+        """The script has left its loop in this step. Where it has done so for a stop and made no update, perhaps at the
+        step's begin, its batch is the next run's."""
+        if self.stopping.was_told and not self._updates.made:
+            self._step_open = False
+        self.close_step(votes=False)
+
     def between_epochs(self) -> None:
         """The boundary after an epoch's whole body. No step is counted here."""
         save, stop = self._is_due(), self._stops_here()

@@ -284,6 +284,11 @@ class Session:
         while loader.epoch < total:
             run.epoch_begins()
             yield loader.epoch
+            if run.leaves_rest:  # what stands below the inner loop has run, so a resume can't go on within the epoch
+                run.progress.warn(
+                    f"epoch {loader.epoch} was left by a break after session.should_stop() had said so, and the rest "
+                    "of its batches is not trained on. Leave that break out: the loop stops by itself after the batch"
+                )
             run.close_step(votes=False)  # of an inner loop that was left by `break`
             if run.went_back:
                 run.go_on_from_there()
@@ -303,7 +308,7 @@ class Session:
             raise UsageError(f"{where}: session.finish() belongs after the loop, and none has begun yet")
         if not self.run.loop:
             return  # the loop reached its total, or had nothing left to do
-        self.run.close_step(votes=False)
+        self.run.close_last_step()
         self.run.end(early=True)
 
     def backward(

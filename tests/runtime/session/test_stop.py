@@ -445,21 +445,32 @@ def test_a_stop_before_the_loop_is_an_end_at_once(way: str, code: int, tmp_path:
     assert result.codes == [code], result.output
 
 
-LEFT = """
+ASKED = """
     if step == 2 and session.is_leader and session.resumed_from is None:
         os.kill(os.getpid(), signal.SIGTERM)
     if session.should_stop(together=True): break
-session.finish()
 """
 
 
-def test_a_loop_that_is_left_because_of_a_stop_is_not_finished(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("body", "done"), [(BODY + ASKED, 3), (ASKED + BODY, 2)], ids=["after", "before-its-update"])
+def test_a_loop_that_is_left_because_of_a_stop_is_not_finished(body: str, done: int, tmp_path: Path) -> None:
     """It would have succeeded, for good, with a part of its training."""
-    path = script(tmp_path, "import signal\n" + STEPS + LEFT)
+    path = script(tmp_path, "import signal\n" + STEPS.replace(BODY, body) + "session.finish()\n")
     assert run_gang(path, tmp_path, 2, environment(tmp_path)).codes == [75, 75]
-    assert latest(tmp_path) == (3, False)
+    assert latest(tmp_path) == (done, False)
     again = run_gang(path, tmp_path, 2, environment(tmp_path)).check()
-    assert "ended after step 6 began at 3" in again.output
+    assert f"ended after step 6 began at {done}" in again.output
+
+
+def test_an_epoch_that_is_left_because_of_a_stop_is_told(tmp_path: Path) -> None:
+    left = (
+        "        if session.step == 1: os.kill(os.getpid(), signal.SIGTERM)\n        if session.should_stop(): break\n"
+    )
+    loop = EPOCHS.replace("        if (session.step, ", left + "        if (session.step, ")
+    path = script(tmp_path, "import signal\n" + loop)
+    result = run_gang(path, tmp_path, 1, environment(tmp_path), distributed=False)
+    assert result.codes == [75], result.output
+    assert "WARNING: epoch 0 was left by a break after session.should_stop() had said so" in result.output
 
 
 def test_a_stop_of_a_whole_process_group_leaves_the_data_workers_alone(tmp_path: Path) -> None:
