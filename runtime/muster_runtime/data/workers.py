@@ -7,6 +7,7 @@ library's deadlock would not even have run a handler of its own.
 
 from __future__ import annotations
 
+import signal
 from functools import cache
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
@@ -29,5 +30,8 @@ def _living() -> WeakSet[BaseProcess]:
 
 
 def _kill(workers: WeakSet[BaseProcess]) -> None:
-    for worker in workers:
+    left = [worker for worker in workers if worker.is_alive()]
+    if left:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise that a worker was killed
+    for worker in left:
         worker.kill()
