@@ -137,8 +137,8 @@ async def test_a_pod_that_an_upgraded_operator_replaces_runs_the_runtime_of_the_
     assert names(after)[0] == "train-g1-0-1"
     assert {runtime_of(pod) for pod in after.values()} == {"localhost/muster/runtime:old"}
     await place.submit("later", 1)
-    await place.until_phase("later", "Starting")
-    assert {runtime_of(pod) for pod in await place.pods("later")} == {"localhost/muster/runtime:new"}
+    later = await place.until("the pod of later is made", lambda: place.pods("later"))
+    assert {runtime_of(pod) for pod in later} == {"localhost/muster/runtime:new"}
 
 
 async def test_the_leader_and_another_are_replaced_at_once(place: Corner, launchers: Launchers) -> None:
