@@ -78,7 +78,7 @@ def schema(text: str) -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Values of the muster chart",
         **section,
-        "properties": {**section["properties"], "global": dict(_GLOBAL)},
+        "properties": {**section["properties"], "global": _GLOBAL},
     }
 
 

@@ -71,8 +71,7 @@ class Growth:
     def _rows(self) -> dict[str, int]:
         """By uid of a gang the row that grows: that of its workers beyond its base, where there are any."""
         jobs = self._snapshot.jobs
-        rows = {uid: row for row, uid in enumerate(jobs.uids)}
-        return rows | {jobs.uids[base]: row for row, base in jobs.bases.items()}
+        return {**jobs.rows, **{jobs.uids[base]: row for row, base in jobs.bases.items()}}
 
     @cached_property
     def _stands(self) -> list[bool]:

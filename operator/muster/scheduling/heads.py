@@ -339,9 +339,9 @@ class Heads:
         made = [each for each in round_.promises[head.promises :] if not each.yields]
         if head.reservation.taken is None or not made:
             return False
-        jobs, row = round_.snapshot.jobs, {uid: job for job, uid in enumerate(round_.snapshot.jobs.uids)}
+        jobs = round_.snapshot.jobs
         for each in made:
-            job = row[each.uid]
+            job = jobs.rows[each.uid]
             asked = {resource for resource, amount in enumerate(jobs.requests[job].tolist()) if amount}
             if (
                 jobs.pending[job]

@@ -55,18 +55,17 @@ class _Sources:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._jobs, self._flavours = snapshot.jobs, snapshot.nodes.flavours
-        self._rows = {uid: row for row, uid in enumerate(snapshot.jobs.uids)}
         self._roots = roots(snapshot.queues.parents)
 
     def taken(self, uid: str, nodes: Index) -> set[Source]:
         """Of a gang on these nodes."""
-        row, there = self._rows[uid], nodes[nodes != NONE]
+        row, there = self._jobs.rows[uid], nodes[nodes != NONE]
         flavours = set(self._flavours[there].tolist()) if self._jobs.flavours[row] else {0}
         return {(NONE, node) for node in there.tolist()} | self._quota(row, flavours)
 
     def left(self, uid: str, onward: Index) -> set[Source]:
         """Of a gang that goes on there, or nowhere."""
-        row = self._rows[uid]
+        row = self._jobs.rows[uid]
         more = self._jobs.beyond.get(row)
         rows = [row] if more is None or more.row == NONE else [row, more.row]
         before = np.concatenate([self._jobs.runs.nodes_of(each) for each in rows])

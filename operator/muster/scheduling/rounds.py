@@ -302,9 +302,10 @@ class Round:
 
     def longest_grace(self) -> float:
         """Seconds until the last of those is gone who make room for others in this plan."""
-        row = {uid: index for index, uid in enumerate(self.snapshot.jobs.uids)} if self.evictions else {}
-        graces = self.snapshot.jobs.runs.grace
-        return max((float(graces[row[each.uid]]) for each in self.evictions if not each.for_itself), default=0.0)
+        jobs = self.snapshot.jobs
+        return max(
+            (float(jobs.runs.grace[jobs.rows[each.uid]]) for each in self.evictions if not each.for_itself), default=0.0
+        )
 
     def _promise(self, queue: int, flavour: int, need: Need, sign: int) -> None:
         """Change the ledger of promises: see `journal`."""

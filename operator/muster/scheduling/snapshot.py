@@ -415,6 +415,11 @@ class Jobs:
     beyond: Mapping[int, Beyond] = field(default_factory=dict)
 
     @cached_property
+    def rows(self) -> Mapping[str, int]:
+        """By uid."""
+        return {uid: row for row, uid in enumerate(self.uids)}
+
+    @cached_property
     def bases(self) -> Mapping[int, int]:
         """The row of the base, by that of the workers beyond it."""
         return {each.row: row for row, each in self.beyond.items() if each.row != NONE}

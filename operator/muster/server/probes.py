@@ -13,7 +13,7 @@ from typing import Any, Final
 from starlette.responses import PlainTextResponse, Response
 
 from muster.server.problems import Problem
-from muster.server.serving import App, OnLoop, Receive, Scope, Send
+from muster.server.serving import HEALTH, READY, App, OnLoop, Receive, Scope, Send
 from muster.telemetry.health import stale
 from muster.telemetry.metrics import CONTENT_TYPE
 
@@ -48,7 +48,7 @@ def with_probes(probes: Probes, loop: OnLoop, api: App | None) -> App:
     async def answer(path: str) -> Response | None:
         if path == "/metrics":
             return Response(await loop.ask(probes.metrics, METRICS_SECONDS), headers={"Content-Type": CONTENT_TYPE})
-        asked = {"/healthz": probes.health, "/readyz": probes.not_ready}.get(path)
+        asked = {HEALTH: probes.health, READY: probes.not_ready}.get(path)
         if asked is None:
             return None
         problem = await loop.ask(asked, ANSWER_SECONDS)

@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 
 CONNECTIONS: Final = 256
 """At once; further ones get 503, but kubelet its answer: it would take a crowd of readers for the operator's end."""
-PROBES: Final = ("/healthz", "/readyz")
+HEALTH, READY = "/healthz", "/readyz"
+"""What kubelet asks."""
 HEADER_BYTES: Final = 16 * 1024
 """Of headers that have not come to their end; a token has some 1,000."""
 HEADER_SECONDS: Final = 10.0
@@ -135,7 +136,7 @@ class Server:
     def _bounded(self, app: App) -> App:
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             assert self._server is not None
-            if scope["path"] in PROBES or len(self._server.server_state.connections) <= CONNECTIONS:
+            if scope["path"] in (HEALTH, READY) or len(self._server.server_state.connections) <= CONNECTIONS:
                 await app(scope, receive, send)
                 return
             headers = {"Connection": "close", "Retry-After": "1"}

@@ -37,7 +37,7 @@ import numpy as np
 
 from muster.scheduling.snapshot import FOREVER, NONE, Index, Mask, Seconds
 from muster.simulate.cells import CAPACITIES, LATEST, MOST_GPUS, SHORTEST, Cells, Form
-from muster.simulate.errors import SimulationError
+from muster.simulate.errors import SimulationError, undecoded
 from muster_protocol.spelling import nearest
 
 REQUIRED: Final = ("submit", "gpus", "duration", "queue")
@@ -162,17 +162,7 @@ def read(path: Path) -> Trace:
     except OSError as error:
         raise SimulationError(f"cannot read the trace {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise SimulationError(f"{path}, line {_undecoded(path)}: it is not in UTF-8; save it in UTF-8") from error
-
-
-def _undecoded(path: Path) -> int:
-    """The first line that is not in UTF-8. Where a file is read in parts, the error counts from the last of these."""
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        try:
-            line.decode("utf-8")
-        except UnicodeDecodeError:
-            return number
-    return 1
+        raise undecoded(path) from error
 
 
 def _rows_of(rows: csv.DictReader[str]) -> Iterator[tuple[int, dict[str, str]]]:

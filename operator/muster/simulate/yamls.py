@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from muster.simulate.errors import SimulationError
+from muster.simulate.errors import SimulationError, undecoded
 
 
 class _Wrong(yaml.YAMLError):
@@ -56,7 +56,6 @@ def read_yaml(path: Path, what: str) -> Any:
     except _Wrong as error:
         raise SimulationError(f"{path}, {error}") from error
     except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise SimulationError(f"{path}, line {line}: it is not in UTF-8; save it in UTF-8") from error
+        raise undecoded(path) from error
     except yaml.YAMLError as error:
         raise SimulationError(f"{path} is not YAML: {error}") from error

@@ -111,13 +111,9 @@ class WorkerInit:
         assert isinstance(info.dataset, SeededDataset)
         object.__setattr__(info, "dataset", info.dataset.dataset)  # torch refuses a plain assignment
         # No SIG_IGN, which programs that the dataset starts would inherit.
-        signal.signal(signal.SIGTERM, _do_nothing)
+        signal.signal(signal.SIGTERM, lambda *_: None)
         if self._init is not None:
             self._init(worker)
-
-
-def _do_nothing(*_: object) -> None:
-    pass
 
 
 def seed_generators(seed: int) -> None:

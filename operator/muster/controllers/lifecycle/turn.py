@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from operator import attrgetter
 from typing import Final
 
 from muster.api import goodput
@@ -318,8 +317,7 @@ class Turn:
         )
 
     def _runtime_image(self) -> str:
-        pods = sorted(self.by_index().values(), key=attrgetter("index"))
-        return next((pod.runtime_image for pod in pods if pod.runtime_image), "")
+        return next((pod.runtime_image for _, pod in sorted(self.by_index().items()) if pod.runtime_image), "")
 
     def _settle(self) -> None:
         """Book what a placement has used, once, when it is over."""
