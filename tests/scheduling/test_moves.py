@@ -43,7 +43,7 @@ from .standing import NOW, standing
 
 pytestmark = pytest.mark.unit
 thorough = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-EAGER = Pace(settle=0.0, gain=0.0)
+EAGER = Pace(settle=0.0, gain=1e-9)
 """Every move pays, at once."""
 
 

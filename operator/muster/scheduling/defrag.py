@@ -89,13 +89,14 @@ def defragment(
     if wants is None or ledger.shortage(wants.queue, wants.flavour, wants.need, borrowing=wants.borrowing) is not None:
         return None
     each = int(accelerators_each(snapshot, np.array([job]))[0]) * gang.total
+    most = min(wait, pace.horizon) * each / pace.gain  # else the loss of those who move is not worth it
     asked = _may_move(wants, coming, pace)
     if kept is not None:
         asked &= ~_on(snapshot, kept)
     for _ in range(_TRIES):
         rights = np.where(asked, int(Right.PRIORITY), int(Right.NONE)).astype(np.int32)
-        found = clear_room(wants, rights, coming, elastic=False)
-        if found is None or not found.evicted or found.bound * pace.gain > min(wait, pace.horizon) * each:
+        found = clear_room(wants, rights, coming, elastic=False, most=most)
+        if found is None or not found.evicted or found.bound > most:
             return None
         moves, left, stuck = _replace(wants, found, coming)
         if stuck is None:

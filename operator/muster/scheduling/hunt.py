@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,8 +45,9 @@ class Cleared:
 class Hunt:
     """One search; the demand's ledger is as it was after each call."""
 
-    def __init__(self, demand: Demand, offers: Offers) -> None:
-        self._demand, self._offers = demand, offers
+    def __init__(self, demand: Demand, offers: Offers, most: float = math.inf) -> None:
+        """`most`: what `bound` may be; domains of which the bound is higher are not looked at."""
+        self._demand, self._offers, self._most = demand, offers, most
         self._owners = offers.owners
         self._domains = demand.domain_of[offers.places]
         # An entry counts only in the domain that its offer is made for.
@@ -81,7 +83,7 @@ class Hunt:
             done = best is not None and bounds[domain] >= best.decisive
             if done and best is not None and few and any(best.lower):
                 done = bounds[domain] > best.decisive
-            if done or not np.isfinite(bounds[domain]):
+            if done or not np.isfinite(bounds[domain]) or bounds[domain] > self._most:
                 bound = min(bound, float(bounds[domain]))
                 break
             cleared, least = self._clear(domain, top, float(bounds[domain]), effort)

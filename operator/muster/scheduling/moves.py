@@ -33,7 +33,7 @@ class Pace:
     Attributes:
         settle: seconds that a placement stands at least before it moves.
         horizon: seconds over which a gain counts at most, and when nobody knows how long the job still runs.
-        gain: how many times the loss the gain must be.
+        gain: how many times the loss the gain must be; above 0.
     """
 
     settle: float = SETTLE

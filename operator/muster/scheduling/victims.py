@@ -18,6 +18,7 @@ their lower bounds, until no bound is below the best found: `muster.scheduling.h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
@@ -142,17 +143,19 @@ def find_victims(
     return clear_room(wants, rights, coming, elastic=elastic)
 
 
-def clear_room(wants: Demand, rights: Index, coming: Coming, *, elastic: bool) -> Victims | None:
-    """The cheapest victims among those with a right over them."""
+def clear_room(
+    wants: Demand, rights: Index, coming: Coming, *, elastic: bool, most: float = math.inf
+) -> Victims | None:
+    """The cheapest victims among those with a right over them; None where even their `bound` would be above `most`."""
     for queue, flavour, need in coming.quota:
         wants.ledger.discharge(queue, flavour, need)
     found, asked, sizes = None, np.flatnonzero(rights != int(Right.NONE)), wants.snapshot.jobs.sizes
     shrinks = elastic and bool((sizes.least[asked] < sizes.most[asked]).any())
     if _would_do(wants, asked):
-        found = _search(wants, rights, elastic=shrinks)
+        found = _search(wants, rights, elastic=shrinks, most=most)
         if found is None and shrinks and (rights >= int(Right.RECLAIM)).any():
             # Gangs that shrink may leave their queue with so little borrowed that nobody of it may be evicted any more.
-            found = _search(wants, rights, elastic=False)
+            found = _search(wants, rights, elastic=False, most=most)
         if shrinks and (found is None or found.rows):
             found = _with_other_replicas(wants, rights, asked, found)
     for queue, flavour, need in coming.quota:
@@ -215,10 +218,12 @@ def _weight(snapshot: Snapshot, found: Victims) -> tuple[float, ...]:
     return *(float((burdens(snapshot, there) * lost).sum()) for there, lost in rows), float(leave)
 
 
-def _search(wants: Demand, rights: Index, *, elastic: bool, leaving: Leaving | None = None) -> Victims | None:
+def _search(
+    wants: Demand, rights: Index, *, elastic: bool, leaving: Leaving | None = None, most: float = math.inf
+) -> Victims | None:
     drafts = gather(wants.snapshot, rights, wants.wanted_in, wants.favoured, elastic=elastic, leaving=leaving)
     offers = build(wants.snapshot, drafts, rights, wants.place_of, wants.asked)
-    cleared = Hunt(wants, offers).search()
+    cleared = Hunt(wants, offers, most).search()
     return None if cleared is None else _assemble(wants, offers, cleared, leaving or {})
 
 
