@@ -420,6 +420,9 @@ class EventReason(str, Enum):
     """Asked to make room for another job; the note names it and says what it costs."""
     MOVED = "Moved"
     """Asked to stop and go on elsewhere or with another size; the note says why."""
+    LAST_SAVE_FAILED = "LastSaveFailed"
+    """The gang was asked to stop, and its last steps are in no checkpoint: the save failed, or did not fit into
+    `terminationGracePeriod`. They will be done again; the note has the launcher's words."""
     TIME_IS_UP = "TimeIsUp"
     """Its window has closed or its budget is used up: the gang saves a checkpoint and stops."""
     PRIORITY_CLASS_NOT_FOUND = "PriorityClassNotFound"

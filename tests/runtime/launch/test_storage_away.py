@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -64,3 +65,41 @@ def test_many_jobs_that_wait_for_the_storage_all_go_on_and_leave_nothing_in_it(
         own_server.start()
         assert [check.result(timeout=150.0) for check in checks] == [None] * MANY
     assert not [path for path in (own_server.folder / BUCKET).rglob("*") if path.is_file()]
+
+
+TRAINS = """
+import torch
+import muster_runtime as muster
+session = muster.start()
+model = session.wrap(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session.track(model=model, optimizer=optimizer)
+for step in session.steps(10**6):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 3: mark("trains")
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_the_end_of_a_stop_tells_whether_its_last_step_was_saved(
+    *, away: bool, own_server: S3Server, make_gang: MakeGang
+) -> None:
+    """By this the operator says that a last save failed: the pods, and their logs, are gone by then."""
+    run = {"MUSTER_CHECKPOINT_URI": f"s3://{BUCKET}/run", "MUSTER_CHECKPOINT_INTERVAL": "3600"}
+    gang = make_gang(2, GLOO_SOCKET_IFNAME="lo", MUSTER_GRACE_SECONDS="12", **own_server.environment(**run))
+    pods = gang.all(gang.script(TRAINS))
+    gang.eventually(lambda: len(gang.marks("trains")) == 2, "it trains", 200)
+    if away:
+        own_server.stop()
+    for pod in pods:
+        pod.signal(signal.SIGTERM)
+    facts = [pod.end() for pod in pods]
+    assert {one.cause for one in facts} == {Cause.PREEMPTED}
+    steps = [one.step for one in facts]
+    committed = [one.committed_step for one in facts if one.committed_step is not None]
+    assert min(step for step in steps if step is not None) >= 3
+    assert committed == [] if away else max(committed) == max(step for step in steps if step is not None)
+    assert not away or any("S3" in one.message or "grace" in one.message for one in facts), facts

@@ -8,6 +8,7 @@ once, with the end of the placement.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -18,6 +19,8 @@ from muster.cluster.views import PodView
 from muster.controllers.lifecycle.turn import TERMINAL, Facts, Turn
 from muster_protocol import exits
 from muster_protocol.numerics import Numerics
+
+_ASKED: Final = frozenset({exits.Cause.PREEMPTED, exits.Cause.MAX_RUNTIME})
 
 
 def told_by(pods: Iterable[PodView], known: Facts) -> Facts:
@@ -30,12 +33,14 @@ def told_by(pods: Iterable[PodView], known: Facts) -> Facts:
     of_steps = ((facts.step, facts.loss) for pod, facts in found if pod.index == 0)
     losses = [known.loss, *((step, loss[:32]) for step, loss in of_steps if step is not None and loss)]
     unsound = [known.numerics, *(facts.numerics for pod, facts in found if pod.index == 0)]
+    stopped = [known.stopped, *(facts.message for _, facts in found if facts.cause in _ASKED)]
     return Facts(
         max((step for step in steps if step is not None), default=None),
         max((step for step in committed if step is not None), default=None),
         max((told for told in spent if told is not None), key=lambda told: told[0], default=None),
         max((told for told in losses if told is not None), default=None),
         max((told for told in unsound if told is not None), key=_unsound_steps, default=None),
+        max(stopped, key=len),
     )
 
 
@@ -61,6 +66,17 @@ def take_facts(turn: Turn) -> None:
         turn.draft.set(goodput=goodput.told(turn.account(), *facts.spent, turn.s.now))
     if facts.numerics is not None and _unsound_steps(facts.numerics) > _known_unsound(turn):
         tell_numerics(turn, facts.numerics)
+
+
+def tell_unsaved(turn: Turn) -> None:
+    """Say that a gang that was asked to stop has left no checkpoint of its last step: its pods are gone, their log with
+    them, and its next start would only seem to go backwards."""
+    facts, kept = turn.s.facts, turn.s.facts.committed_step
+    if turn.s.spec.checkpoint is None or not facts.stopped or facts.step is None or facts.step <= (kept or 0):
+        return
+    goes_on = f"the last is of step {kept}" if kept is not None else "nor any before"
+    told = f"the gang stopped after step {facts.step} and left no checkpoint of it, {goes_on}: {facts.stopped}"
+    turn.tell(EventReason.LAST_SAVE_FAILED, told, warning=True)
 
 
 def _known_unsound(turn: Turn) -> int:

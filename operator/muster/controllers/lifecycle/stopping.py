@@ -9,7 +9,7 @@ from muster.api.names import ConditionType, Reason
 from muster.cluster.hindrances import keeps_pods
 from muster.cluster.status import MOVES, is_true
 from muster.controllers.lifecycle import preemption
-from muster.controllers.lifecycle.facts import take_facts
+from muster.controllers.lifecycle.facts import take_facts, tell_unsaved
 from muster.controllers.lifecycle.turn import Turn
 
 LAST_WORDS: Final = 15.0
@@ -39,6 +39,7 @@ def continue_stop(turn: Turn) -> bool:
     if pods_remain(turn):
         return True
     take_facts(turn)
+    tell_unsaved(turn)
     if stop.reason in MOVES:
         preemption.count(turn, stop)
     turn.draft.set(placement=None, stop=None, replicas=0, ready=0, nodes=None)
@@ -66,6 +67,7 @@ def clean_finished(turn: Turn) -> bool:
     held = [pod for pod in living if not (pod.terminating and pod.node in turn.s.lost_nodes)]
     if not held and not turn.s.unshown and (turn.status.placement is not None or turn.status.stop is not None):
         take_facts(turn)
+        tell_unsaved(turn)
         turn.draft.set(placement=None, stop=None, replicas=0, ready=0)
     _expire(turn, turn.status.finished_at)
     return True

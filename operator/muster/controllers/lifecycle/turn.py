@@ -94,6 +94,8 @@ class Facts:
     """Of index 0: a step and its loss."""
     numerics: Numerics | None = None
     """Of index 0."""
+    stopped: str = ""
+    """How it went, by a launcher that was asked to stop: the fullest message."""
 
 
 NO_FACTS: Final = Facts()

@@ -117,6 +117,45 @@ def test_what_a_gang_saved_before_it_left_is_not_called_lost(committed: int | No
     assert (case.job.status.preemptions, case.job.status.lost_gpu_seconds) == (1, lost)
 
 
+@pytest.mark.parametrize(
+    ("committed", "told"),
+    [
+        (90, []),
+        (80, ["the gang stopped after step 90 and left no checkpoint of it, the last is of step 80: preempted; why"]),
+        (None, ["the gang stopped after step 90 and left no checkpoint of it, nor any before: preempted; why"]),
+    ],
+)
+def test_that_the_last_save_of_a_stop_failed_is_told_once_with_the_launchers_words(
+    committed: int | None, told: list[str]
+) -> None:
+    case = running(checkpoint=CHECKPOINT)
+    case.edit(suspend=True)
+    case.settle()
+    case.end(0, Cause.PREEMPTED, 75, step=90, committed_step=committed, message="preempted; why")
+    case.end(1, Cause.PREEMPTED, 75, step=90, message="preempted")
+    case.remember()
+    case.settle()
+    case.vanish()
+    case.settle()
+    case.settle()
+    notes = [note for note in case.notes if note.reason is EventReason.LAST_SAVE_FAILED]
+    assert [note.message for note in notes] == told
+    assert all(note.warning for note in notes)
+
+
+def test_that_a_run_whose_time_is_over_saved_nothing_is_told() -> None:
+    case = running(checkpoint=CHECKPOINT, maxRuntime="1h")
+    for index in (0, 1):
+        case.end(index, Cause.MAX_RUNTIME, 75, step=90, committed_step=80, message="maxRuntime is over; why")
+    case.remember()
+    case.settle()
+    assert case.phase == "Failed"
+    notes = [note.message for note in case.notes if note.reason is EventReason.LAST_SAVE_FAILED]
+    assert notes == [
+        "the gang stopped after step 90 and left no checkpoint of it, the last is of step 80: maxRuntime is over; why"
+    ]
+
+
 def test_a_claim_on_another_placement_is_no_business_of_this_one() -> None:
     case = running()
     case.claim = claim(generation=7)
