@@ -9,8 +9,9 @@ from threading import Timer
 
 import pytest
 from sqlalchemy.engine import URL
+from sqlalchemy.exc import SQLAlchemyError
 
-from muster.telemetry.history.database import BadUrl, engine_of, migrate, parse
+from muster.telemetry.history.database import BadUrl, engine_of, migrate, parse, sentence
 
 from .cases import CASES, Database
 
@@ -72,3 +73,29 @@ def test_a_url_that_is_wrong(url: str, says: str) -> None:
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
 def test_postgres_by_any_of_its_names(scheme: str) -> None:
     assert parse(f"{scheme}://a:b@c/d").drivername == "postgresql+psycopg"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "unable to open database file; the file or its folder is not there, or user "),
+        (b"no database at all, but long enough to be read as one" * 100, "a new one is begun"),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_what_helps(content: bytes | None, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "history.db"
+    if content is not None:
+        path.parent.mkdir()
+        path.write_bytes(content)
+    with pytest.raises(SQLAlchemyError) as caught, engine_of(parse(f"sqlite:///{path}"), writes=True).begin():
+        pass
+    assert says in sentence(caught.value)
+
+
+def test_a_full_volume_says_what_helps(tmp_path: Path) -> None:
+    with engine_of(parse(f"sqlite:///{tmp_path}/history.db"), writes=True).connect() as connection:
+        migrate(connection)
+        connection.exec_driver_sql("PRAGMA max_page_count=1")  # SQLite's own way to have no more room
+        with pytest.raises(SQLAlchemyError) as caught:
+            connection.exec_driver_sql("CREATE TABLE more AS SELECT zeroblob(1000000) AS it")
+    assert sentence(caught.value) == "database or disk is full; enlarge the volume, or keep less of the history"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import time
 from collections.abc import Callable
@@ -39,6 +40,17 @@ _ON_POSTGRESQL: Final = {
     "keepalives_count": 4,
 }
 """Of libpq; what the URL says goes before."""
+
+_NO_ACCESS: Final = "the file or its folder is not there, or user {user} may not write to both"
+_NO_DATABASE: Final = "put a backup in its place, or move the file away, and a new one is begun"
+_MENDS: Final = {
+    sqlite3.SQLITE_CANTOPEN: _NO_ACCESS,
+    sqlite3.SQLITE_READONLY: _NO_ACCESS,
+    sqlite3.SQLITE_FULL: "enlarge the volume, or keep less of the history",
+    sqlite3.SQLITE_CORRUPT: _NO_DATABASE,
+    sqlite3.SQLITE_NOTADB: _NO_DATABASE,
+}
+"""What helps, by SQLite's error."""
 
 
 Renew = Callable[[], URL]
@@ -77,9 +89,13 @@ def shown(url: URL) -> str:
 
 
 def sentence(error: Exception) -> str:
-    """The driver's own words, on one line; libpq has several."""
+    """The driver's own words, on one line; libpq has several, and SQLite too few to mend anything by."""
     told = getattr(error, "orig", None) or error
-    return "; ".join(" ".join(line.split()) for line in str(told).splitlines() if line.strip()) or type(told).__name__
+    lines = [" ".join(line.split()) for line in str(told).splitlines() if line.strip()] or [type(told).__name__]
+    if isinstance(told, sqlite3.Error):
+        more = _MENDS.get(getattr(told, "sqlite_errorcode", 0) & 0xFF, "")  # ours has one only where SQLite gave it
+        lines += [more.format(user=os.geteuid())] if more else []
+    return "; ".join(lines)
 
 
 def engine_of(url: URL, *, writes: bool, renew: Renew | None = None) -> Engine:

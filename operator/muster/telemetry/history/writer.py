@@ -24,7 +24,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
 from muster.telemetry.history import upserts
-from muster.telemetry.history.database import Renew, engine_of, migrate, sentence
+from muster.telemetry.history.database import Renew, engine_of, migrate, sentence, shown
 from muster.telemetry.history.retention import AT_ONCE, expire
 from muster.telemetry.history.rows import Row
 from muster.telemetry.history.upserts import Key, Superseded, TakenBack, key_of
@@ -255,4 +255,5 @@ class Writer:
             if known == trouble and now - self._said_at <= SAY_EVERY:
                 return
             self._said_at = now
-        log.warning("history: cannot write to the database, rows are kept: %s", trouble, exc_info=unknown)
+        where = shown(self._url)
+        log.warning("history: cannot write to the database, rows are kept: %s: %s", where, trouble, exc_info=unknown)
