@@ -88,7 +88,10 @@ def _section(node: Any, prefix: str, found: dict[str, Value]) -> dict[str, Any]:
         known = found[f"{prefix}{key.value}"]
         inner = _section(value, f"{known.path}.", found) if _is_section(value) else _leaf(value)
         properties[key.value] = {"description": known.comment, **inner, **known.overlay}
-    return {"type": "object", "additionalProperties": False, "properties": properties}
+    # What is set to null is taken away by Helm, and a template that reads it says `nil pointer` or writes nothing. Of
+    # maps and lists that the user fills that means none.
+    needed = [name for name, of in properties.items() if of.get("properties") or of["type"] not in ("object", "array")]
+    return {"type": "object", "additionalProperties": False, "required": needed, "properties": properties}
 
 
 def _leaf(node: yaml.Node) -> dict[str, Any]:

@@ -94,7 +94,31 @@ def test_no_section_takes_unknown_keys() -> None:
 )
 def test_a_wrong_value_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(wrong, SCHEMA)
+        jsonschema.validate(over(VALUES, wrong), SCHEMA)
+
+
+def over(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """As Helm lays one over the other."""
+    given = {name: over(values[name], of) if isinstance(values.get(name), dict) else of for name, of in more.items()}
+    return values | given
+
+
+def without(values: dict[str, Any], path: str) -> dict[str, Any]:
+    """As Helm does where the value is null."""
+    name, _, inner = path.partition(".")
+    if inner:
+        return values | {name: without(values[name], inner)}
+    return {other: of for other, of in values.items() if other != name}
+
+
+@pytest.mark.parametrize("path", [value.path for value in FOUND])
+def test_what_is_set_to_null_is_refused_but_maps_and_lists_of_the_users(path: str) -> None:
+    default = VALUES
+    for name in path.split("."):
+        default = default[name]
+    filled_by_users = path in leaves() and isinstance(default, dict | list)
+    wrong = list(jsonschema.Draft202012Validator(SCHEMA).iter_errors(without(VALUES, path)))
+    assert [error.validator for error in wrong] == ([] if filled_by_users else ["required"])
 
 
 def test_no_pattern_is_in_the_schema() -> None:
