@@ -71,7 +71,10 @@ def take_facts(turn: Turn) -> None:
 def tell_unsaved(turn: Turn) -> None:
     """Say that a gang that was asked to stop has left no checkpoint of its last step: its pods are gone, their log with
     them, and its next start would only seem to go backwards."""
-    facts, kept = turn.s.facts, turn.s.facts.committed_step
+    facts, known = turn.s.facts, turn.status.checkpoint
+    # Where the pod of index 0 is lost, the others may not have heard of its last commit.
+    steps = (facts.committed_step, known.step if known is not None else None)
+    kept = max((step for step in steps if step is not None), default=None)
     if turn.s.spec.checkpoint is None or not facts.stopped or facts.step is None or facts.step <= (kept or 0):
         return
     goes_on = f"the last is of step {kept}" if kept is not None else "nor any before"

@@ -9,6 +9,7 @@ import pytest
 from muster.api.names import ConditionType, EventReason
 from muster.api.placement import Promise, Victim, nodes_with_workers
 from muster.api.trainingjob import TrainingJob
+from muster.api.trainingjob_status import CommittedCheckpoint
 from muster.controllers.lifecycle.preemption import budget_left
 from muster.controllers.lifecycle.turn import Claim
 from muster.scheduling.plan import MoveReason
@@ -141,6 +142,21 @@ def test_that_the_last_save_of_a_stop_failed_is_told_once_with_the_launchers_wor
     notes = [note for note in case.notes if note.reason is EventReason.LAST_SAVE_FAILED]
     assert [note.message for note in notes] == told
     assert all(note.warning for note in notes)
+
+
+def test_a_commit_that_only_the_status_knows_is_not_called_lost() -> None:
+    case = running(checkpoint=CHECKPOINT)
+    status = case.job.status.model_copy(update={"checkpoint": CommittedCheckpoint(step=90)})
+    case.job = case.job.model_copy(update={"status": status})
+    case.edit(suspend=True)
+    case.settle()
+    case.end(1, Cause.PREEMPTED, 75, step=90, message="preempted")
+    case.remember()
+    case.settle()
+    case.vanish()
+    case.settle()
+    assert case.phase == "Suspended"
+    assert not [note for note in case.notes if note.reason is EventReason.LAST_SAVE_FAILED]
 
 
 def test_that_a_run_whose_time_is_over_saved_nothing_is_told() -> None:
