@@ -63,7 +63,7 @@ def listing(inventory: Inventory, now: float, *, everything: bool) -> list[Row]:
             "metrics": dict(each.metrics),
             "manifest": each.key,
         }
-        for each in inventory.committed
+        for each in inventory.newest_first
     ]
     rows += [{"state": "damaged", "manifest": each.key, "trouble": each.reason} for each in inventory.damaged]
     if everything:

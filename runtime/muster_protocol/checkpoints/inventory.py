@@ -106,6 +106,11 @@ class Inventory:
     unlisted: str = ""
 
     @property
+    def newest_first(self) -> list[Checkpoint]:
+        """`committed` in the order in which it was: what records alone lead to lies between what the chain leads to."""
+        return sorted(self.committed, key=lambda each: (each.epoch, each.step, each.attempt), reverse=True)
+
+    @property
     def empty(self) -> bool:
         """Nothing of a run lies here, not even what was cut."""
         return not (self.latest or self.folders or self.unfinished or self.kept or self.holds or self.unlisted)

@@ -114,11 +114,11 @@ def plan(inventory: Inventory, retention: Retention, now: float, patience: float
     reasons = kept_by(inventory, retention, now)
     removals = [
         Removal(inventory.folders[checkpoint.prefix], checkpoint.key, "no rule keeps it", checkpoint.bytes)
-        for checkpoint in inventory.committed
+        for checkpoint in inventory.newest_first
         if not reasons[checkpoint.key]
     ]
     removals += _orphans(inventory, now, patience)
-    stay = [checkpoint for checkpoint in inventory.committed if reasons[checkpoint.key]]
+    stay = [checkpoint for checkpoint in inventory.newest_first if reasons[checkpoint.key]]
     stale = [
         item.key
         for checkpoint in stay
@@ -161,7 +161,7 @@ def kept_by(inventory: Inventory, retention: Retention, now: float) -> dict[str,
         for checkpoint in committed:
             reasons[checkpoint.key].append("all stay without a rule")
         return reasons
-    for checkpoint in committed[: retention.last or 0]:
+    for checkpoint in inventory.newest_first[: retention.last or 0]:
         reasons[checkpoint.key].append(f"last {retention.last}")
     steps: set[int] = set()
     for checkpoint in committed:
@@ -211,16 +211,17 @@ def best(inventory: Inventory, rule: Best) -> list[Checkpoint]:
     Where no checkpoint says when it was reported, one with the value of that before is taken for a repeat.
     """
     sign = 1 if rule.mode == "min" else -1
-    words = [  # the newest first
+    committed = inventory.newest_first
+    words = [
         (checkpoint.metrics.get(rule.metric, math.nan), checkpoint.measured.get(rule.metric))
-        for checkpoint in inventory.committed
+        for checkpoint in committed
     ]
     rated = [
         (word == before, sign * word[0], -place)
         for place, (word, before) in enumerate(zip(words, [*words[1:], None], strict=True))
         if math.isfinite(word[0])
     ]
-    return [inventory.committed[-place] for _, _, place in sorted(rated)[: rule.count]]
+    return [committed[-place] for _, _, place in sorted(rated)[: rule.count]]
 
 
 def _orphans(inventory: Inventory, now: float, patience: float) -> list[Removal]:

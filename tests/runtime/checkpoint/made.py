@@ -80,7 +80,8 @@ class MemoryStore:
 class MadeRun:
     """Saves and commits like a gang of `RANKS` ranks, with one tensor `model.weight` cut along its first dimension.
 
-    `clock` gives `created_at`. Every committed step's whole weight is in `weights`.
+    `clock` gives `created_at`, `milestone` is what the next manifest names as such. Every committed step's whole weight
+    is in `weights`.
     """
 
     store: Store
@@ -89,6 +90,7 @@ class MadeRun:
     clock: Callable[[], float] = lambda: 1e9
     claim: Claim | None = None
     parent: Link = ("", "")
+    milestone: Link = ("", "")
     weights: dict[str, bytes] = field(default_factory=dict)
 
     def start(self) -> None:
@@ -148,6 +150,8 @@ class MadeRun:
             attempt=attempt,
             parent=self.parent[0],
             parent_sha256=self.parent[1],
+            milestone=self.milestone[0],
+            milestone_sha256=self.milestone[1],
             files=tuple(files),
             planner={
                 "tensors": {"model.weight": tensor},

@@ -86,8 +86,23 @@ def test_the_newest_stay_and_never_fewer_than_latest_and_two_ancestors(last: int
     assert found.bytes == len(found.removals) * SHARD, "as a listing has it, without the manifest"
 
 
+def test_the_newest_are_the_newest_of_all_whatever_leads_to_them() -> None:
+    """The chain of those that are kept for ever is longer than the parents', and passes by what others keep."""
+    led_to = [*chain(16, 17, 18), *chain(5, 10, 15), *chain(2, 12, 14)]
+    found = plan(inventory(*led_to), Retention(last=5), NOW)
+    assert [kept.step for kept, _ in found.kept] == [18, 17, 16, 15, 14]
+    assert gone(found) == [2, 5, 10, 12]
+
+
+def test_a_repeat_is_one_of_the_checkpoint_before_it_whatever_leads_to_them() -> None:
+    accuracy = {10: 0.9, 12: 0.9, 14: 0.8, 16: 0.5, 17: 0.5, 18: 0.5}
+    led_to = [checkpoint(step, accuracy=accuracy[step]) for step in (18, 17, 16, 10, 14, 12)]
+    found = plan(inventory(*led_to), Retention(last=1, best=Best("accuracy", "max", 2)), NOW)
+    assert [kept.step for kept, _ in found.kept] == [18, 17, 16, 14, 10], "12 has what was found at 10"
+
+
 def test_multiples_stay_and_of_two_at_one_step_the_one_on_the_chain() -> None:
-    branch = checkpoint(20, 2)
+    branch = checkpoint(20, 0)
     found = plan(inventory(*chain(*range(10, 100, 10)), branch, epoch=3), Retention(last=1, every=20), NOW)
     assert sorted(kept.step for kept, _ in found.kept) == [20, 40, 60, 70, 80, 90]
     assert branch.prefix in {removal.folder.prefix for removal in found.removals}

@@ -291,6 +291,25 @@ def test_verify_tells_a_flipped_byte_a_truncated_and_a_missing_shard(made: MadeR
     assert "not the manifest that was committed" in muster("verify", uri, code=1)
 
 
+def test_what_is_listed_and_pruned_is_so_by_its_age_whatever_leads_to_it(uri: str) -> None:
+    store = open_store(parse_uri(uri), None)
+    run = MadeRun(store)
+    run.start()
+    for step in range(1, 13):
+        run.save(step)
+        if step % 4 == 0:  # as a job with retention.every
+            run.milestone = run.parent
+    for step in (6, 2):
+        muster("keep", f"{uri}@{step}")
+    muster("prune", uri, "--every", "4", "--yes")
+    for step in (6, 2):
+        muster("keep", f"{uri}@{step}", "--release")
+    assert [row["step"] for row in json.loads(muster("ls", uri, "-o", "json"))] == [12, 11, 10, 8, 6, 4, 2]
+    planned = json.loads(muster("prune", uri, "--last", "5", "-o", "json"))
+    assert [row["step"] for row in planned["keep"]] == [12, 11, 10, 8, 6]
+    store.close()
+
+
 def test_verify_leaves_out_what_a_prune_deletes_and_reads_the_rest(made: MadeRun, uri: str) -> None:
     made.store.put("step-00000005/1-0/TOMBSTONE-0", b"{}")
     told = muster("verify", uri, "--all")
