@@ -6,12 +6,12 @@ import math
 import shlex
 import signal
 import time
-from collections.abc import Iterator
 from typing import Annotated, Final
 
 import typer
 
 from muster.cli import checkpoint_tables as tables
+from muster.cli.checkpoint_damage import to_verify, verified
 from muster.cli.checkpoint_stores import (
     chosen,
     explained,
@@ -33,7 +33,7 @@ from muster_protocol.checkpoints.differences import differences
 from muster_protocol.checkpoints.export import SHARD_BYTES, export, exported_before, model_tensors
 from muster_protocol.checkpoints.holds import release, tag
 from muster_protocol.checkpoints.importing import import_model
-from muster_protocol.checkpoints.inventory import Checkpoint, Inventory, choose, runs_below, take
+from muster_protocol.checkpoints.inventory import Inventory, runs_below, take
 from muster_protocol.checkpoints.prune import carry_out
 from muster_protocol.checkpoints.retention import (
     ORPHAN_SECONDS,
@@ -43,10 +43,8 @@ from muster_protocol.checkpoints.retention import (
     plan,
     unknown_metric,
 )
-from muster_protocol.checkpoints.store import NOTHING, Store
+from muster_protocol.checkpoints.store import NOTHING
 from muster_protocol.checkpoints.tensors import tensors_of
-from muster_protocol.checkpoints.verify import damage_at
-from muster_protocol.errors import CorruptCheckpointError
 from muster_protocol.spelling import there_are
 from muster_protocol.uris import parse_uri, parse_uri_at_step
 
@@ -150,10 +148,9 @@ def verify(
       muster checkpoint verify s3://models/llama-8b --all
     """
     with explained(), located(uri, endpoint) as (store, inventory, step):
-        nothing_whole = step is None and inventory.damaged and not inventory.committed
-        only = None if nothing_whole else choose(inventory, step)
+        lost, readable = to_verify(inventory, step, everything=everything)
         results = []
-        for result in _verified(store, inventory, None if everything else only):
+        for result in verified(store, lost, readable, by_name=not everything):
             results.append(result)
             if output is Output.TABLE:
                 tables.print_verified(result)
@@ -162,23 +159,6 @@ def verify(
         else:
             tables.print_verdict(results)
     raise typer.Exit(1 if any(result["troubles"] for result in results) else 0)
-
-
-def _verified(store: Store, inventory: Inventory, only: Checkpoint | None) -> Iterator[tables.Row]:
-    """What was found of `only`, else of every committed checkpoint, each as soon as it is read."""
-    for lost in inventory.damaged:
-        if only is None or lost is inventory.newest_lost:
-            yield {"step": None, "key": lost.key, "bytes": 0, "troubles": [lost.reason], "leftOut": ""}
-    for each in inventory.committed if only is None else (only,):
-        troubles, left_out = [], ""
-        try:
-            with reading(store, each, "verify"):
-                troubles = list(damage_at(store, each.key, each.sha256))
-        except CorruptCheckpointError as error:  # no hold on what a prune is at
-            if only is not None:
-                raise
-            left_out = str(error)
-        yield {"step": each.step, "key": each.key, "bytes": each.bytes, "troubles": troubles, "leftOut": left_out}
 
 
 @app.command()

@@ -6,7 +6,7 @@ import contextlib
 import getpass
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,9 +77,9 @@ def manifest_of(store: Store, checkpoint: Checkpoint) -> Found:
 
 
 @contextlib.contextmanager
-def reading(store: Store, checkpoint: Checkpoint, what: str) -> Iterator[None]:
-    """No prune takes it away until the block ends. `what` it is read for."""
-    with held(store, checkpoint.key, who(what), note):
+def reading(store: Store, checkpoint: Checkpoint, what: str, warn: Callable[[str], None] = note) -> Iterator[None]:
+    """No prune takes it away until the block ends. `what` it is read for; `warn` hears why one may all the same."""
+    with held(store, checkpoint.key, who(what), warn):
         yield
 
 

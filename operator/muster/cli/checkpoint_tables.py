@@ -15,7 +15,7 @@ from muster.sizing.prices import catalogue
 from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.commit import claimant
 from muster_protocol.checkpoints.differences import Difference
-from muster_protocol.checkpoints.inventory import Checkpoint, Inventory
+from muster_protocol.checkpoints.inventory import Checkpoint, Folder, Inventory
 from muster_protocol.checkpoints.prune import Outcome
 from muster_protocol.checkpoints.retention import Plan, Retention, kept_by, protected
 from muster_protocol.checkpoints.tensors import tensors_of
@@ -73,7 +73,7 @@ def listing(inventory: Inventory, now: float, *, everything: bool) -> list[Row]:
                 "epoch": folder.epoch,
                 "saved": moment(folder.modified),
                 "bytes": folder.bytes,
-                "state": "half deleted" if folder.tombstones and not folder.manifest else "never committed",
+                "state": _state(inventory, folder),
                 "manifest": folder.manifest,
             }
             for folder in inventory.orphans
@@ -83,6 +83,12 @@ def listing(inventory: Inventory, now: float, *, everything: bool) -> list[Row]:
             for each in inventory.unfinished
         ]
     return rows
+
+
+def _state(inventory: Inventory, orphan: Folder) -> str:
+    if orphan.tombstones and not orphan.manifest:
+        return "half deleted"
+    return "a link to it may be lost" if inventory.may_be_committed(orphan) else "never committed"
 
 
 def print_listing(inventory: Inventory, rows: Sequence[Row], metrics: Sequence[str] = ()) -> None:

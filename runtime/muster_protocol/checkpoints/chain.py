@@ -42,6 +42,11 @@ class Damaged:
     key: str
     reason: str
 
+    @property
+    def step(self) -> int | None:
+        folder = folder_of(self.key)
+        return None if folder is None else folder[0]
+
 
 def folder_of(key: str) -> tuple[int, int, int] | None:
     """(step, epoch, attempt) of an object that belongs to a checkpoint, else None."""

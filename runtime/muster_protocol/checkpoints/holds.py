@@ -94,6 +94,8 @@ class held:  # noqa: N801 - used like a function: `with held(...)`
             if not isinstance(error, StorageRefusedError) and error.kind != Kind.FULL.value:
                 raise
             self._warn(f"reading without a hold, so a prune at the same time may delete what is read: {error}")
+            with contextlib.suppress(StorageRefusedError):  # who may not write perhaps may not list either
+                self._look()
             return
         thread = threading.Thread(target=self._keep_renewing, name="muster-hold", daemon=True)
         try:
@@ -107,14 +109,17 @@ class held:  # noqa: N801 - used like a function: `with held(...)`
             self._thread = thread
         self._holds = True
         try:
-            if self._manifest_key:
-                _refuse_if_doomed(self._store, self._manifest_key)
+            self._look()
         except BaseException:
             self._let_go()
             raise
 
     def __exit__(self, *_raised: object) -> None:
         self._let_go()
+
+    def _look(self) -> None:
+        if self._manifest_key:
+            refuse_if_doomed(self._store, self._manifest_key)
 
     def _renew(self) -> None:
         hold = Hold(self._id, self._who, time.time() + self._seconds, self._manifest_key)
@@ -148,7 +153,7 @@ def tag(store: Store, manifest_key: str, sha256: str, name: str, who: str) -> Ho
         )
     store.put(key_of(name), manifests.encode(hold))
     try:
-        _refuse_if_doomed(store, manifest_key)
+        refuse_if_doomed(store, manifest_key)
     except CorruptCheckpointError:
         store.delete([key_of(name)])
         raise
@@ -167,7 +172,8 @@ def _tag_named(store: Store, name: str) -> Hold | None:
     return next((hold for hold in read_holds(store) if hold.id == name and hold.expires is None), None)
 
 
-def _refuse_if_doomed(store: Store, manifest_key: str) -> None:
+def refuse_if_doomed(store: Store, manifest_key: str) -> None:
+    """CorruptCheckpointError when a prune deletes it, or has."""
     if tombstones(store, manifest_key):
         raise CorruptCheckpointError(
             f"{store.uri}/{manifest_key} is being deleted by a prune; choose another step (muster checkpoint ls)"

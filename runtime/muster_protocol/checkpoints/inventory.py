@@ -122,6 +122,10 @@ class Inventory:
         known |= {damaged.key.removesuffix(MANIFEST_NAME) for damaged in self.damaged}
         return [folder for prefix, folder in self.folders.items() if prefix not in known]
 
+    def may_be_committed(self, orphan: Folder) -> bool:
+        """Whether it has a manifest, to which a link that is lost may have led."""
+        return bool(orphan.manifest) and not self.complete
+
     @property
     def newest_lost(self) -> Damaged | None:
         """The checkpoint that `LATEST` names, where it can't be read."""
@@ -245,8 +249,21 @@ def choose(inventory: Inventory, step: int | None) -> Checkpoint:
     for checkpoint in inventory.committed:
         if step in (None, checkpoint.step):
             return checkpoint
+    raise StateError(_why_not(inventory, step))
+
+
+def _why_not(inventory: Inventory, step: int | None) -> str:
+    """Why there is no checkpoint of `step` among the committed ones, some of which there are."""
     have = ", ".join(str(checkpoint.step) for checkpoint in sorted(inventory.committed, key=lambda each: each.step))
-    raise StateError(f"{inventory.uri} has no committed checkpoint of step {step}; it has: {have}")
+    if (lost := next((lost for lost in inventory.damaged if lost.step == step), None)) is not None:
+        return f"{lost.reason}, so the checkpoint of step {step} can't be read; these can: {have}"
+    if any(folder.step == step and inventory.may_be_committed(folder) for folder in inventory.orphans):
+        reasons = "; ".join(damaged.reason for damaged in inventory.damaged) or "a later manifest is missing"
+        return (
+            f"{inventory.uri} has a checkpoint of step {step}, but whether it was committed is not known any more: "
+            f"{reasons}. These were: {have}"
+        )
+    return f"{inventory.uri} has no committed checkpoint of step {step}; it has: {have}"
 
 
 def runs_below(store: StreamingStore) -> tuple[list[str], bool]:

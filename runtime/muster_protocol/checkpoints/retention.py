@@ -230,8 +230,8 @@ def _orphans(inventory: Inventory, now: float, patience: float) -> list[Removal]
     for folder in inventory.orphans:
         if folder.tombstones and not folder.manifest:
             found.append(Removal(folder, "", "half deleted", folder.bytes))
-        elif folder.manifest and not inventory.complete:
-            continue  # a link of the chain is lost: it may have been committed
+        elif inventory.may_be_committed(folder):
+            continue
         elif _is_over(folder.epoch, inventory.latest) and folder.modified + patience < now:
             found.append(Removal(folder, folder.manifest, "never committed", folder.bytes))
     return found

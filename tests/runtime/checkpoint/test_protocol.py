@@ -376,7 +376,7 @@ def _read_without_a_hold(patch: pytest.MonkeyPatch) -> None:
 
 
 def _hold_without_a_look(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(holds, "_refuse_if_doomed", lambda *_: None)
+    patch.setattr(holds, "refuse_if_doomed", lambda *_: None)
 
 
 def _restore_without_a_look(patch: pytest.MonkeyPatch) -> None:

@@ -267,10 +267,14 @@ def test_where_nothing_may_be_written_it_is_read_without_a_hold(tmp_path: Path) 
         def put(self, key: str, content: bytes) -> None:
             raise storage_error("AccessDenied", "no")
 
-    told: list[str] = []
-    with held(ReadOnly(CheckpointUri("file", "", str(tmp_path))), "a", "me", told.append):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "a").write_bytes(b"")
+    store, told = ReadOnly(CheckpointUri("file", "", f"{tmp_path}/run")), list[str]()
+    with held(store, "a", "me", told.append):
         pass
     assert "without a hold" in told[0]
+    with pytest.raises(CorruptCheckpointError, match="b was deleted meanwhile"), held(store, "b", "me", told.append):
+        pass
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ import torch
 from hack.needs_torch import needs_torch
 from hack.s3server import serving
 from made import MadeRun, MemoryStore, WatchedStore, read_whole
-from proxy import Act, Full, NothingDeleted, NoUploadsListed, Proxy, forward
+from proxy import Act, Full, NothingDeleted, NoUploadsListed, Proxy, error, forward
 from typer.testing import CliRunner
 
 from muster.cli.app import app
@@ -37,9 +37,11 @@ from muster_protocol.checkpoints.copy import copy
 from muster_protocol.checkpoints.export import export, header, model_tensors
 from muster_protocol.checkpoints.file_store import FileStore
 from muster_protocol.checkpoints.inventory import find_start, take
+from muster_protocol.checkpoints.prune import carry_out
+from muster_protocol.checkpoints.retention import Retention, plan
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.checkpoints.tensors import Chunk, Tensor, content
-from muster_protocol.errors import CorruptCheckpointError, PathConflictError, StaleEpochError, StateError
+from muster_protocol.errors import CorruptCheckpointError, PathConflictError, StaleEpochError, StartError, StateError
 from muster_protocol.manifest import Manifest, ShardFile
 from muster_protocol.uris import parse_uri
 
@@ -291,6 +293,27 @@ def test_verify_tells_a_flipped_byte_a_truncated_and_a_missing_shard(made: MadeR
     assert "not the manifest that was committed" in muster("verify", uri, code=1)
 
 
+def test_a_manifest_that_is_damaged_is_named_with_what_it_led_to(made: MadeRun, uri: str) -> None:
+    key = list(made.weights)[2]
+    made.store.put(key, b"{}")
+    damaged = f"{uri}/{key} is not the manifest that was committed (SHA-256 differs)"
+    for everything in ((), ("--all",)):
+        told = muster("verify", f"{uri}@3", *everything, code=1)
+        assert f"{key}: DAMAGED" in told
+        assert damaged in told
+    assert f"{damaged}, so the checkpoint of step 3 can't be read; these can: 4, 5, 6" in muster(
+        "show", f"{uri}@3", code=2
+    )
+    told = muster("keep", f"{uri}@1", code=2)
+    assert f"{uri} has a checkpoint of step 1, but whether it was committed is not known any more: {damaged}" in told
+    assert "has no committed checkpoint of step 9; it has: 4, 5, 6" in muster("verify", f"{uri}@9", code=2)
+    told = muster("ls", uri, "--all")
+    assert "never committed" not in told, "that isn't known"
+    assert told.count("a link to it may be lost") == 2
+    with pytest.raises(StartError, match=r"can't be taken: .* is not the manifest that was committed"):
+        find_start(made.store, 3)
+
+
 def test_what_is_listed_and_pruned_is_so_by_its_age_whatever_leads_to_it(uri: str) -> None:
     store = open_store(parse_uri(uri), None)
     run = MadeRun(store)
@@ -307,6 +330,32 @@ def test_what_is_listed_and_pruned_is_so_by_its_age_whatever_leads_to_it(uri: st
     assert [row["step"] for row in json.loads(muster("ls", uri, "-o", "json"))] == [12, 11, 10, 8, 6, 4, 2]
     planned = json.loads(muster("prune", uri, "--last", "5", "-o", "json"))
     assert [row["step"] for row in planned["keep"]] == [12, 11, 10, 8, 6]
+    store.close()
+
+
+def test_what_is_deleted_while_it_is_read_without_a_hold_is_no_damage(
+    s3_environment: S3Server, s3_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whoever may only read, beside a job that prunes."""
+    store = open_store(parse_uri(s3_uri), None)
+    begun(store, 8)
+
+    class ReadOnly(Proxy):
+        pruned = False
+
+        def act_for(self, request: str) -> Act:
+            if "/step-00000005/1-0/rank-00000.bin" in request and not self.pruned:
+                self.pruned = True
+                carry_out(store, plan(take(store), Retention(last=3), time.time()), time.time)
+            return error(403, "AccessDenied") if request.startswith(("PUT", "DELETE")) else forward
+
+    proxy = ReadOnly(s3_environment.endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.endpoint)
+    told = muster("verify", s3_uri, "--all")
+    assert "3 of 3 checkpoints are whole, 5 left out" in told
+    assert "step-00000005/1-0/manifest.json was deleted meanwhile" in told
+    assert told.count("reading without a hold") == 1, "once says it for all"
+    proxy.shutdown()
     store.close()
 
 
