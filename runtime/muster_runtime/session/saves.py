@@ -91,7 +91,9 @@ class Saves:
             restored, source = persistence.restore(tracked), persistence.uri
         self.has_own = restored is not None
         if restored is None and self._settings.start_from:
-            restored, source = persistence.start_from(tracked), self._settings.start_from
+            source = self._settings.start_from
+            with self._told_when_slow(source):
+                restored = persistence.start_from(tracked)
             self._progress.log(f"started from {source} ({self._settings.start_load})")
         if restored is not None:
             self._take_over(restored)

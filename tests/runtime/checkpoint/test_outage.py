@@ -7,6 +7,7 @@ import threading
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -81,20 +82,26 @@ def test_what_is_denied_is_not_asked_for_again() -> None:
     assert transfers.fetches == 1
 
 
+class Told(Progress):
+    """Progress whose warnings can be waited for."""
+
+    @cached_property
+    def warned(self) -> threading.Event:
+        return threading.Event()
+
+    def warn(self, message: str) -> None:
+        super().warn(message)
+        self.warned.set()
+
+
 def test_a_store_that_is_silent_while_a_run_is_restored_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(saves, "SLOW_RESTORE", 0.05)
-    told = threading.Event()
-
-    class Told(Progress):
-        def warn(self, message: str) -> None:
-            super().warn(message)
-            told.set()
-
     settings = read_settings({}, seed=1, strategy=None, checkpoint=f"file://{tmp_path}/run", every_steps=1)
     cpu, reporter = torch.device("cpu"), Reporter()
     progress = Told(0, 1, cpu, reporter, None, is_saved=True)
+    told = progress.warned
     made = saves.Saves(settings, Gang(), cpu, progress, reporter, ControlReader())
     monkeypatch.setattr(Persistence, "restore", lambda *_: None if told.wait(20) else pytest.fail("not told"))
     assert made.restore([]) is None
@@ -105,6 +112,20 @@ def test_a_store_that_is_silent_while_a_run_is_restored_is_told(
     assert made.restore([]) is None
     assert not told.is_set()
     assert not [one for one in threading.enumerate() if isinstance(one, threading.Timer) and not one.finished.is_set()]
+
+
+def test_so_it_is_while_a_run_starts_from_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(saves, "SLOW_RESTORE", 0.05)
+    start = {"MUSTER_CHECKPOINT_FROM": f"file://{tmp_path}/other@7", "MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/run"}
+    cpu, reporter = torch.device("cpu"), Reporter()
+    progress = Told(0, 1, cpu, reporter, None, is_saved=True)
+    told = progress.warned
+    made = saves.Saves(read_settings(start), Gang(), cpu, progress, reporter, ControlReader())
+    monkeypatch.setattr(Persistence, "start_from", lambda *_: None if told.wait(20) else pytest.fail("not told"))
+    assert made.restore([]) is None
+    assert f"file://{tmp_path}/other@7 is not restored after 0.05 s, and is waited for" in capsys.readouterr().err
 
 
 class AwayKeeper:
