@@ -264,11 +264,11 @@ class Keeper:
         finished: bool = False,
         beside: tuple[tuple[str, bytes], ...] = (),
         late: Collection[str] = (),
+        since: float | None = None,
     ) -> None:
         """Stages the state and starts to write it; there must be no save in flight.
 
-        `beside` are small objects (key, content) that are written before the manifest. `late` names what may be copied
-        beside the next step (`Saver.begin`): `saver` has to be told of that step then.
+        `beside`: small objects (key, content), written before the manifest. `late`, `since`: see `Saver.begin`.
         """
         attempt = self._attempts.get(step, self._first_attempt)
         self._attempts[step] = attempt + 1
@@ -289,7 +289,7 @@ class Keeper:
             finished=finished,
             beside=beside,
         )
-        self.saver.begin(heading, table, late)
+        self.saver.begin(heading, table, late, since=since)
         if (refused := self._transfers.memory.refused) and not self._told_refused:
             self._told_refused = True
             self._warn(

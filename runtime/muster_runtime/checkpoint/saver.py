@@ -162,14 +162,17 @@ class Saver:
             unsealed=not (flight.sealed.done() and flight.stays),
         )
 
-    def begin(self, heading: Heading, table: TensorTable, late: Collection[str] = ()) -> None:
+    def begin(
+        self, heading: Heading, table: TensorTable, late: Collection[str] = (), *, since: float | None = None
+    ) -> None:
         """Copies the state away and starts to write it. Training may go on when this returns.
 
         `late` names what nobody changes before an optimizer's next step: that may be copied beside what comes before
         it. Then `before_update` has to be called before each of the next step's updates, and `step_over` after it.
+        `since`: when training has stopped for it, on the monotonic clock; None: now.
         """
         assert self.flight is None
-        began = time.monotonic()
+        began = time.monotonic() if since is None else since
         planned_anew = self.planner.plan(table)
         if planned_anew and self._tier is not None and self._tier.enabled:
             self.make_room(self.planner.share.length)

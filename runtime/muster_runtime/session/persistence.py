@@ -290,6 +290,7 @@ class Persistence:
         finished: bool,
         late: bool = False,
     ) -> None:
+        since = time.monotonic()
         run = dataclasses.replace(run, parameters=self._orders)
         table, trees = capture(objects, self._gang, self._compared)
         states = _states_of_optimizers(objects, table)
@@ -306,6 +307,7 @@ class Persistence:
             finished=finished,
             beside=losses,
             late=states if late else (),
+            since=since,
         )
 
     def _tell_of_classes(self, table: TensorTable, states: frozenset[str]) -> None:
@@ -336,7 +338,8 @@ class Persistence:
             return False
         if saved is not None:
             self._missed, self._missed_since = 0, math.inf
-            self._landed(saved)
+            blocking = self._settings.blocking_saves
+            self._landed(dataclasses.replace(saved, stall=saved.seconds) if blocking else saved)
         return True
 
     def _miss(self, step: int, error: StorageError, *, must: bool, more: bool = False) -> None:

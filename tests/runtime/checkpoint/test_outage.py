@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -30,6 +31,7 @@ from muster_runtime.session.attempts import RunState
 from muster_runtime.session.persistence import Persistence
 from muster_runtime.session.progress import Metrics, Progress
 from muster_runtime.session.settings import read_settings
+from muster_runtime.session.tracking import Tracked
 
 CONTENT = b"some tensor's bytes"
 FILE = Extent("shard", len(CONTENT), f"{zlib.crc32(CONTENT):08x}")
@@ -126,6 +128,44 @@ def test_so_it_is_while_a_run_starts_from_another(
     monkeypatch.setattr(Persistence, "start_from", lambda *_: None if told.wait(20) else pytest.fail("not told"))
     assert made.restore([]) is None
     assert f"file://{tmp_path}/other@7 is not restored after 0.05 s, and is waited for" in capsys.readouterr().err
+
+
+SLOWLY = 0.2
+
+
+class Slow:
+    """Has a state that takes long to be told."""
+
+    def state_dict(self) -> dict[str, int]:
+        threading.Event().wait(SLOWLY)
+        return {"count": 1}
+
+    def load_state_dict(self, _: dict[str, int]) -> None: ...
+
+
+def test_training_stands_still_for_all_of_a_save_that_it_waits_for(tmp_path: Path) -> None:
+    """By that the interval `auto` is found: the walk over the state is in it, and of a blocking save its writing."""
+    for blocking in ("0", "1"):
+        landed: list[Saved] = []
+        uri = f"file://{tmp_path}/{blocking}"
+        began = time.monotonic()
+        made = Persistence(
+            read_settings({"MUSTER_CHECKPOINT_URI": uri, "MUSTER_CHECKPOINT_BLOCKING": blocking}),
+            Gang(),
+            torch.device("cpu"),
+            warn=print,
+            landed=landed.append,
+            troubled=print,
+            settled=print,
+            counted=print,
+        )
+        made.restore([])
+        made.save([Tracked("slow", Slow(), "here")], run_at(1), LossRecord(1, 0, ()), Metrics())
+        made.settle()
+        (saved,) = landed
+        assert SLOWLY <= saved.stall <= saved.seconds <= time.monotonic() - began
+        assert (saved.stall == saved.seconds) == (blocking == "1")
+        made.close()
 
 
 class AwayKeeper:
