@@ -10,10 +10,11 @@ from typing import Final
 
 from muster_protocol import manifest as manifests
 from muster_protocol.checkpoints.chain import Found
+from muster_protocol.checkpoints.checks import check_of
 from muster_protocol.checkpoints.commit import TOOL, Claim, claim_epoch, claimant, commit
 from muster_protocol.checkpoints.inventory import runs_below
-from muster_protocol.checkpoints.store import ShardWriter, Store, StreamingStore, whole_or_nothing
-from muster_protocol.checkpoints.tensors import PIECE, Chunk, checked, read, tensors_of
+from muster_protocol.checkpoints.store import Store, StreamingStore, whole_or_nothing
+from muster_protocol.checkpoints.tensors import Chunk, Passage, demand, tensors_of
 from muster_protocol.errors import CorruptCheckpointError, StateError, StorageRefusedError
 from muster_protocol.manifest import MANIFEST_NAME, Latest, ShardFile, step_prefix
 
@@ -76,20 +77,19 @@ def claim_empty(target: StreamingStore, owner: str) -> Claim:
 
 def _copy_file(source: Store, file: ShardFile, target: StreamingStore, key: str, chunks: list[Chunk]) -> ShardFile:
     """Streams one object; its chunks and its own sum are checked as they pass."""
-    at = 0
+    passage = Passage(source, file)
     with whole_or_nothing(target.writer(key)) as writer:
         for chunk in sorted((chunk for chunk in chunks if chunk.length), key=lambda chunk: chunk.at):
-            _pass_on(source, file.key, at, chunk.at, writer)
-            for piece in checked(source, chunk):
+            for piece in passage.up_to(chunk.at):
                 writer.write(piece)
-            at = chunk.at + chunk.length
-        _pass_on(source, file.key, at, file.size, writer)
+            check = check_of(chunk.checksum)
+            for piece in passage.up_to(chunk.at + chunk.length):
+                check.update(piece)
+                writer.write(piece)
+            demand(source, chunk, check)
+        for piece in passage.up_to(file.size):
+            writer.write(piece)
         written = writer.close()
     if written.crc32 != file.crc32:
         raise CorruptCheckpointError(f"{source.uri}/{file.key} is not what was saved (CRC-32 differs)")
     return dataclasses.replace(written, blocks=file.blocks)
-
-
-def _pass_on(source: Store, key: str, at: int, end: int, writer: ShardWriter) -> None:
-    for start in range(at, end, PIECE):
-        writer.write(memoryview(read(source, key, start, min(PIECE, end - start))))

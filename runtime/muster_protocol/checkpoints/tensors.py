@@ -139,7 +139,24 @@ def checked(store: Store, chunk: Chunk) -> Iterator[memoryview]:
         data = read(store, chunk.file.key, chunk.at + start, min(PIECE, chunk.length - start))
         check.update(data)
         yield memoryview(data)
-    _demand(store, chunk, check)
+    demand(store, chunk, check)
+
+
+class Passage:
+    """One object, read once from its begin to its end: `PIECE` bytes by a request, however many chunks are in them."""
+
+    def __init__(self, store: Store, file: ShardFile) -> None:
+        self._store, self._file, self._at, self._here = store, file, 0, memoryview(b"")
+
+    def up_to(self, end: int) -> Iterator[memoryview]:
+        """The bytes from where it stands. CorruptCheckpointError when the object is missing or too short."""
+        while self._at < end:
+            if not self._here:
+                length = min(PIECE, self._file.size - self._at)
+                self._here = memoryview(read(self._store, self._file.key, self._at, length))
+            piece, self._here = self._here[: end - self._at], self._here[end - self._at :]
+            self._at += len(piece)
+            yield piece
 
 
 def read(store: Store, key: str, at: int, length: int) -> bytearray:
@@ -152,7 +169,8 @@ def read(store: Store, key: str, at: int, length: int) -> bytearray:
         raise CorruptCheckpointError(str(error)) from error
 
 
-def _demand(store: Store, chunk: Chunk, check: Check) -> None:
+def demand(store: Store, chunk: Chunk, check: Check) -> None:
+    """CorruptCheckpointError when what `check` was fed isn't the chunk."""
     trouble = check.trouble()
     if trouble:
         where = f"{store.uri}/{chunk.file.key}: bytes {chunk.at} to {chunk.at + chunk.length}"
@@ -169,7 +187,7 @@ def _scatter(store: Store, tensor: Tensor, chunk: Chunk, check: Check, first: in
     data = read(store, chunk.file.key, chunk.at + (low - begin) * chunk_row, (high - low) * chunk_row)
     check.update(data)
     if high == end:
-        _demand(store, chunk, check)
+        demand(store, chunk, check)
     run = chunk.sizes[-1] * tensor.item_bytes  # bytes that lie next to each other in both
     source = 0
     for place in _runs(tensor, chunk, low - first, high - low):

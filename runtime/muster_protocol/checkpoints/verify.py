@@ -11,7 +11,7 @@ from muster_protocol.checkpoints.chain import Found, read_manifest
 from muster_protocol.checkpoints.checks import check_of
 from muster_protocol.checkpoints.pools import each_in
 from muster_protocol.checkpoints.store import Store
-from muster_protocol.checkpoints.tensors import PIECE, Chunk, read, tensors_of
+from muster_protocol.checkpoints.tensors import Chunk, Passage, tensors_of
 from muster_protocol.errors import CorruptCheckpointError
 from muster_protocol.manifest import ShardFile
 
@@ -59,29 +59,24 @@ def damage(store: Store, found: Found) -> Iterator[str]:
 
 def _of_file(store: Store, file: ShardFile, chunks: list[tuple[str, Chunk]]) -> Iterator[str]:
     """Reads one object once, for the sums of its chunks and its own."""
-    whole, at, damaged = check_of(file.crc32), 0, False
+    whole, passage, damaged = check_of(file.crc32), Passage(store, file), False
     where = f"{store.uri}/{file.key}"
     try:
         for name, chunk in sorted(chunks, key=lambda entry: entry[1].at):
-            for piece in _pieces(store, file.key, at, chunk.at):
+            for piece in passage.up_to(chunk.at):
                 whole.update(piece)
-            own, at = check_of(chunk.checksum), chunk.at + chunk.length
-            for piece in _pieces(store, file.key, chunk.at, at):
+            own, end = check_of(chunk.checksum), chunk.at + chunk.length
+            for piece in passage.up_to(end):
                 own.update(piece)
                 whole.update(piece)
             if own.trouble():
                 damaged = True
-                span = f"bytes {chunk.at} to {at}"
+                span = f"bytes {chunk.at} to {end}"
                 yield f"{where}: {span} are not those that were saved ({own.trouble()}): {name}"
-        for piece in _pieces(store, file.key, at, file.size):
+        for piece in passage.up_to(file.size):
             whole.update(piece)
     except CorruptCheckpointError as error:
         yield str(error)
         return
     if whole.trouble() and not damaged:
         yield f"{where} is not what was saved ({whole.trouble()}), though its tensors are: a restore refuses it"
-
-
-def _pieces(store: Store, key: str, start: int, end: int) -> Iterator[bytearray]:
-    for at in range(start, end, PIECE):
-        yield read(store, key, at, min(PIECE, end - at))

@@ -41,6 +41,7 @@ from muster_protocol.checkpoints.prune import carry_out
 from muster_protocol.checkpoints.retention import Retention, plan
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.checkpoints.tensors import Chunk, Tensor, content
+from muster_protocol.checkpoints.verify import damage
 from muster_protocol.errors import CorruptCheckpointError, PathConflictError, StaleEpochError, StartError, StateError
 from muster_protocol.manifest import Manifest, ShardFile
 from muster_protocol.uris import parse_uri
@@ -462,6 +463,37 @@ def test_a_full_bucket_is_read_without_a_hold(
     assert "reading without a hold" in told
     assert "there is no room left for s3://models/" in muster("prune", s3_uri, "--last", "1", "--yes", code=2)
     proxy.shutdown()
+
+
+def test_many_small_tensors_are_verified_and_copied_by_few_requests(tmp_path: Path) -> None:
+    """As many as tensors would take minutes for some megabytes."""
+    (tmp_path / "hub").mkdir()
+    model = {f"layers.{number}": torch.full((3,), number) for number in range(500)}
+    safetensors.torch.save_file(model, tmp_path / "hub" / "model.safetensors")
+    muster("import", f"{tmp_path}/hub", f"file://{tmp_path}/run")
+
+    class Counting(FileStore):
+        reads = 0
+
+        def read(self, key: str, offset: int, length: int) -> bytearray:
+            self.reads += 1
+            return super().read(key, offset, length)
+
+    store = Counting(parse_uri(f"file://{tmp_path}/run"))
+    found = find_start(store, None)
+    assert list(damage(store, found)) == []
+    assert store.reads == 1
+    copy(store, found, FileStore(parse_uri(f"file://{tmp_path}/copy")))
+    assert store.reads == 2
+    assert "1 of 1 checkpoint is whole" in muster("verify", f"file://{tmp_path}/copy")
+    key = found.manifest.files[0].key
+    changed = bytearray(store.read(key, 0, found.manifest.files[0].size))
+    changed[24 * 7] ^= 1
+    store.put(key, bytes(changed))
+    (told,) = damage(store, found)
+    assert told.endswith(f"{key}: bytes 168 to 192 are not those that were saved (CRC-32 differs): model.layers.104")
+    with pytest.raises(CorruptCheckpointError, match="bytes 168 to 192 are not those that were saved"):
+        copy(store, found, FileStore(parse_uri(f"file://{tmp_path}/another")))
 
 
 def test_a_copy_is_a_run_of_its_own(made: MadeRun, uri: str, tmp_path: Path) -> None:
