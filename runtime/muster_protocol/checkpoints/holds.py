@@ -26,6 +26,8 @@ HOLD_SECONDS: Final = 900.0
 SKEW_SECONDS: Final = 300.0
 """A hold counts so much longer: clocks differ."""
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_READERS: Final = re.compile(r"\d+-[0-9a-f]{8}")
+"""As `held` names its holds."""
 
 
 def tombstones(store: Store, manifest_key: str) -> list[str]:
@@ -35,7 +37,8 @@ def tombstones(store: Store, manifest_key: str) -> list[str]:
 
 
 def read_holds(store: Store) -> list[Hold]:
-    """All holds, expired ones too. One that can't be read holds everything: it may have been written by a newer Muster.
+    """All holds, expired ones too. One that can't be read holds everything, for it is damaged, or a newer Muster's: a
+    tag by its name until it is released, a reader's until that would be over.
 
     A reader's lasts `HOLD_SECONDS` by the store's clock at least, whatever the reader's own says."""
     found = []
@@ -48,7 +51,8 @@ def read_holds(store: Store) -> list[Hold]:
         try:
             hold = manifests.decode_hold(body.content)
         except ValueError as error:
-            hold = Hold(name, f"a hold that can't be read ({error})", until)
+            is_tag = item.key == key_of(name) and _NAME.fullmatch(name) and not _READERS.fullmatch(name)
+            hold = Hold(name, f"{item.key}, which can't be read: {error}", None if is_tag else until)
         expires = None if hold.expires is None else max(hold.expires, until)
         # its name is its key's, whatever it says: by that it is deleted
         found.append(dataclasses.replace(hold, id=name, expires=expires))
@@ -147,10 +151,8 @@ def tag(store: Store, manifest_key: str, sha256: str, name: str, who: str) -> Ho
     hold = Hold(name, who, None, manifest_key, sha256)
     before = _tag_named(store, name)
     if before is not None and before.manifest != manifest_key:
-        raise StateError(
-            f"the tag {name!r} is on {before.manifest.rpartition('/')[0]} already; release it first, or choose another "
-            "--name"
-        )
+        where = f"on {before.manifest.rpartition('/')[0]}" if before.manifest else "there, though it can't be read,"
+        raise StateError(f"the tag {name!r} is {where} already; release it first, or choose another --name")
     store.put(key_of(name), manifests.encode(hold))
     try:
         refuse_if_doomed(store, manifest_key)

@@ -156,7 +156,8 @@ def kept_by(inventory: Inventory, retention: Retention, now: float) -> dict[str,
         reasons[key].append(why)
     for checkpoint in committed:
         for hold in holders(inventory.holds, checkpoint.key, now):
-            reasons[checkpoint.key].append(f"tag {hold.id}" if hold.expires is None else f"held by {hold.who}")
+            is_tag = hold.expires is None and hold.manifest
+            reasons[checkpoint.key].append(f"tag {hold.id}" if is_tag else f"held by {hold.who}")
     if retention.keeps_all:
         for checkpoint in committed:
             reasons[checkpoint.key].append("all stay without a rule")

@@ -298,11 +298,26 @@ def test_what_nobody_reads_any_more_goes_by_the_stores_clock(made: MadeRun, memo
 
 
 def test_a_hold_that_can_not_be_read_holds_everything(made: MadeRun, memory: MemoryStore) -> None:
-    made.store.put("holds/new.json", b'{"version": 99}')
-    assert pruned(made.store).removed == []
-    made.store.put("holds/new.json", b"{")
-    assert pruned(made.store).removed == []
-    memory.written["holds/new.json"] -= 3600
+    """A reader's for as long as others; what is no hold at all, such as the folder that a console makes, too."""
+    for key in ("holds/1760000000-0123abcd.json", "holds/", "holds/.DS_Store"):
+        made.store.put(key, b'{"version": 99}')
+        assert pruned(made.store).removed == []
+        made.store.put(key, b"{")
+        assert pruned(made.store).removed == []
+        memory.written[key] -= 3600
+    assert len(pruned(made.store).removed) == 2
+
+
+def test_a_tag_that_can_not_be_read_holds_everything_until_it_is_released(made: MadeRun, memory: MemoryStore) -> None:
+    found = take(made.store).committed[0]
+    made.store.put("holds/paper.json", b'{"version": 99}')
+    memory.written["holds/paper.json"] -= 30 * 24 * 3600
+    outcome = pruned(made.store)
+    assert (outcome.removed, outcome.spared) == ([], [])
+    assert "held by holds/paper.json, which can't be read" in str(plan(take(made.store), RULES, time.time()).kept)
+    with pytest.raises(StateError, match="'paper' is there, though it can't be read, already; release it first"):
+        tag(made.store, found.key, found.sha256, "paper", "me")
+    release(made.store, "paper")
     assert len(pruned(made.store).removed) == 2
 
 
