@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from muster_runtime.data.loader import Loader, to_device
 from muster_runtime.data.order import BatchPlan, Microbatch, microbatches
+from muster_runtime.errors import UsageError, caller
 
 
 class Listener(Protocol):
@@ -94,6 +95,14 @@ class Microbatches:
         return self._count
 
     def __iter__(self) -> Iterator[Any]:
+        if self._next is None:
+            raise UsageError(
+                f"{caller()}: the microbatches of this batch were gone through already, so this loop would do nothing; "
+                "do all that is to be done with a microbatch in one loop over them"
+            )
+        return self._rest()
+
+    def _rest(self) -> Iterator[Any]:
         while self._next is not None:
             one, batch = self._next
             self._move_on(one)

@@ -225,6 +225,13 @@ MISTAKES = {
         weighed(after="model(x).square().mean().backward()  # here"),
         "here: this step has gradients of a backward pass beside session.backward",
     ),
+    "a second loop over a batch": (
+        1,
+        "for step, batch in start(make(microbatch=2)):\n"
+        "    for (x,) in batch: session.backward(model(x).mean())\n"
+        "    for (x,) in batch: session.backward(model(x).mean())  # here\n",
+        "here: the microbatches of this batch were gone through already.* in one loop",
+    ),
     "a negative weight": (1, weighed(weight=", -1"), "backward: the weight is -1; it must not be negative"),
     "a batch size": (1, "make(batch_size=4)\n", "session.loader takes no batch_size"),
     "no global batch": (
