@@ -121,14 +121,17 @@ class Saves:
 
     def go_back(self, tracked: list[Tracked]) -> Restored | None:
         """Restores the newest checkpoint again, within the loop; None where there is none."""
-        began = time.monotonic()
-        restored = self.persistence.go_back(tracked) if self.persistence is not None else None
-        if restored is None or self.persistence is None:
+        began, persistence = time.monotonic(), self.persistence
+        if persistence is None:
+            return None
+        with self._told_when_slow(persistence.uri):
+            restored = persistence.go_back(tracked)
+        if restored is None:
             return None
         self._random_due = True
         self._progress.go_back(restored.run.step)
         self._take_over(restored)
-        step, source = restored.run.step, restored.source or self.persistence.uri
+        step, source = restored.run.step, restored.source or persistence.uri
         self._progress.log(f"back at step {step}, from {source}, in {time.monotonic() - began:.2f} s")
         self._schedule.saved(time.monotonic())
         return restored

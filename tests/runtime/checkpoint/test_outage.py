@@ -116,7 +116,7 @@ def test_a_store_that_is_silent_while_a_run_is_restored_is_told(
     assert not [one for one in threading.enumerate() if isinstance(one, threading.Timer) and not one.finished.is_set()]
 
 
-def test_so_it_is_while_a_run_starts_from_another(
+def test_so_it_is_while_a_run_starts_from_another_or_goes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(saves, "SLOW_RESTORE", 0.05)
@@ -125,9 +125,11 @@ def test_so_it_is_while_a_run_starts_from_another(
     progress = Told(0, 1, cpu, reporter, None, is_saved=True)
     told = progress.warned
     made = saves.Saves(read_settings(start), Gang(), cpu, progress, reporter, ControlReader())
-    monkeypatch.setattr(Persistence, "start_from", lambda *_: None if told.wait(20) else pytest.fail("not told"))
-    assert made.restore([]) is None
-    assert f"file://{tmp_path}/other@7 is not restored after 0.05 s, and is waited for" in capsys.readouterr().err
+    for name, ask, uri in (("start_from", made.restore, "other@7"), ("go_back", made.go_back, "run")):
+        told.clear()
+        monkeypatch.setattr(Persistence, name, lambda *_: None if told.wait(20) else pytest.fail("not told"))
+        assert ask([]) is None
+        assert f"{tmp_path}/{uri} is not restored after 0.05 s, and is waited for" in capsys.readouterr().err
 
 
 SLOWLY = 0.2
