@@ -16,10 +16,10 @@ from muster.cli.printing import fail, note
 from muster_protocol.checkpoints.chain import Found, read_manifest
 from muster_protocol.checkpoints.commit import TOOL
 from muster_protocol.checkpoints.file_store import FileStore
-from muster_protocol.checkpoints.holds import held
+from muster_protocol.checkpoints.holds import held, refuse_if_doomed
 from muster_protocol.checkpoints.inventory import Checkpoint, Inventory, choose, meant, take
 from muster_protocol.checkpoints.store import Store, StreamingStore
-from muster_protocol.errors import MusterError, StorageError
+from muster_protocol.errors import CorruptCheckpointError, MusterError, StorageError
 from muster_protocol.storage_errors import BY_HAND, Hints
 from muster_protocol.uris import CheckpointUri, parse_uri, parse_uri_at_step, parse_uri_of_run
 
@@ -78,9 +78,14 @@ def manifest_of(store: Store, checkpoint: Checkpoint) -> Found:
 
 @contextlib.contextmanager
 def reading(store: Store, checkpoint: Checkpoint, what: str, warn: Callable[[str], None] = note) -> Iterator[None]:
-    """No prune takes it away until the block ends. `what` it is read for; `warn` hears why one may all the same."""
+    """No prune takes it away until the block ends. `what` it is read for; `warn` hears why one may all the same, and
+    what the block misses is told as that then."""
     with held(store, checkpoint.key, who(what), warn):
-        yield
+        try:
+            yield
+        except CorruptCheckpointError:
+            refuse_if_doomed(store, checkpoint.key)
+            raise
 
 
 def who(what: str) -> str:

@@ -335,18 +335,18 @@ def test_what_is_listed_and_pruned_is_so_by_its_age_whatever_leads_to_it(uri: st
 
 
 def test_what_is_deleted_while_it_is_read_without_a_hold_is_no_damage(
-    s3_environment: S3Server, s3_uri: str, monkeypatch: pytest.MonkeyPatch
+    s3_environment: S3Server, s3_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By whoever may only read, beside a job that prunes."""
     store = open_store(parse_uri(s3_uri), None)
-    begun(store, 8)
+    run = begun(store, 8)
 
     class ReadOnly(Proxy):
-        pruned = False
+        doomed = 5
 
         def act_for(self, request: str) -> Act:
-            if "/step-00000005/1-0/rank-00000.bin" in request and not self.pruned:
-                self.pruned = True
+            if f"/step-{self.doomed:08d}/1-0/rank-00000.bin" in request:
+                self.doomed = 0
                 carry_out(store, plan(take(store), Retention(last=3), time.time()), time.time)
             return error(403, "AccessDenied") if request.startswith(("PUT", "DELETE")) else forward
 
@@ -356,6 +356,12 @@ def test_what_is_deleted_while_it_is_read_without_a_hold_is_no_damage(
     assert "3 of 3 checkpoints are whole, 5 left out" in told
     assert "step-00000005/1-0/manifest.json was deleted meanwhile" in told
     assert told.count("reading without a hold") == 1, "once says it for all"
+    commands = (["verify"], ["export", f"{tmp_path}/model"], ["cp", f"file://{tmp_path}/copy"])
+    for step, (command, *target) in enumerate(commands, 9):
+        run.save(step)
+        proxy.doomed = step - 3
+        told = muster(command, f"{s3_uri}@{proxy.doomed}", *target, code=2)
+        assert "was deleted meanwhile; choose another step" in told
     proxy.shutdown()
     store.close()
 
