@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from muster.scheduling.awaited import Awaited
 from muster.scheduling.claims import movable
 from muster.scheduling.moves import (
     Choice,
@@ -32,7 +33,7 @@ from muster.scheduling.moves import (
 from muster.scheduling.offers import lost_seconds
 from muster.scheduling.placement import locate
 from muster.scheduling.plan import MoveReason
-from muster.scheduling.quota import Ledger, Need
+from muster.scheduling.quota import Ledger
 from muster.scheduling.snapshot import Int, Snapshot
 from muster.scheduling.topology import Tree, prefix_sums
 
@@ -57,14 +58,14 @@ def promote(
         awaited: queues whose jobs wait for quota, by their tree and its flavour.
         own: (queue, flavour) in which nobody moves by what is borrowed.
     """
-    jobs, choices = snapshot.jobs, Choices(snapshot)
+    jobs, choices, waits = snapshot.jobs, Choices(snapshot), Awaited(ledger, awaited)
     open_ = OpenRoom(snapshot, tree, room)
     moves = []
     for row in _pays(snapshot, pace):
         if not jobs.terms.alternatives[row] or not snapshot.queues.open[jobs.queues[row]]:
             continue
         for choice in choices.better(row):
-            move = _move(snapshot, tree, open_, ledger, row, choice, awaited, own)
+            move = _move(snapshot, tree, open_, ledger, row, choice, waits, own)
             if move is not None:
                 moves.append(move)
                 break
@@ -80,16 +81,6 @@ def _pays(snapshot: Snapshot, pace: Pace) -> list[int]:
     return ranked
 
 
-def _would_pass(ledger: Ledger, queue: int, flavour: int, need: Need, waiting: Set[int]) -> bool:
-    """Whether `need` leaves any of those `waiting` queues less than it may use now. Where it does not, what its own
-    jobs give back is enough for it then as well."""
-    before = [ledger.left(each, flavour, passing=True) for each in waiting]
-    ledger.charge(queue, flavour, need)
-    after = [ledger.left(each, flavour, passing=True) for each in waiting]
-    ledger.discharge(queue, flavour, need)
-    return before != after
-
-
 def _move(
     snapshot: Snapshot,
     tree: Tree,
@@ -97,7 +88,7 @@ def _move(
     ledger: Ledger,
     row: int,
     choice: Choice,
-    awaited: Mapping[tuple[int, int], Set[int]],
+    awaited: Awaited,
     own_alone: Set[tuple[int, int]],
 ) -> Move | None:
     jobs = snapshot.jobs
@@ -111,8 +102,7 @@ def _move(
     borrowing = (queue, choice.flavour) not in own_alone
     if own != choice.flavour and ledger.shortage(queue, choice.flavour, need, borrowing=borrowing) is not None:
         return None  # without accelerators it takes its quota along
-    waiting = awaited.get((ledger.circle(queue), choice.flavour))
-    if own != choice.flavour and waiting and _would_pass(ledger, queue, choice.flavour, need, waiting):
+    if own != choice.flavour and awaited.would_lose(queue, choice.flavour, need):
         return None
     gang = gang_of(snapshot, row, workers - jobs.terms.shapes[row].spares)
     places = locate(tree, slots, prefix_sums(slots), gang, whole=np.zeros(len(slots), np.bool_), spared=None)
@@ -120,6 +110,7 @@ def _move(
         return None
     ledger.discharge(queue, own, need)
     ledger.charge(queue, choice.flavour, need)
+    awaited.changed(queue)
     lost = float(lost_seconds(snapshot, np.array([row]))[0])
     nodes = tree.order[places].astype(np.int32)
     return Move(row, nodes, choice.flavour, MoveReason.PROMOTED, lost, *room.take(row, places))

@@ -288,12 +288,21 @@ class Ledger:
         left = self.available(queue, flavour, resource)
         kept = 0
         for row in path(self._parents, queue):
-            at = self._at(row, flavour, resource)
-            used = self._used.get(at, 0)
-            kept += max(0, self._own[at] - used)
-            if kept + max(0, self._cap[at] - max(self._own[at], used)) <= left:
+            own, beyond = self.margins(row, flavour, resource)
+            kept += own
+            if kept + beyond <= left:
                 return row
         return self._roots[queue]
+
+    def margins(self, queue: int, flavour: int, resource: int) -> tuple[int, int]:
+        """What is left of the queue's own part, and what its limit still lets it draw on the queue above it."""
+        at = self._at(queue, flavour, resource)
+        used, own = self._used.get(at, 0), self._own[at]
+        return max(0, own - used), max(0, self._cap[at] - max(own, used))
+
+    def way_up(self, queue: int) -> list[int]:
+        """The queue and all above it, its root last."""
+        return path(self._parents, queue)
 
     def circle(self, queue: int) -> int:
         """The root of the queue's tree: the same number for all queues that lend to each other."""
