@@ -49,25 +49,54 @@ _ALWAYS: Final = ("cpu", "memory", "pods")
 
 
 class Masks:
-    """Which nodes each filter allows, kept while the nodes' names, labels and taints stay the same."""
+    """Which nodes each filter allows, kept from plan to plan. Only nodes whose labels or taints have changed, and new
+    ones, are looked at again: in a large cluster there is always one that has just come, gone or got a taint.
+
+    Nodes that a job stays away from for now are taken off what is kept: other jobs seldom stay away from the same.
+    """
 
     def __init__(self) -> None:
-        self._seen: list[tuple[object, object, object]] = []
+        self._nodes: Sequence[NodeView] = ()
+        self._row: dict[str, int] = {}
         self._masks: dict[NodeFilter, Mask] = {}
 
-    def mask(self, node_filter: NodeFilter, nodes: Sequence[NodeView]) -> Mask:
-        found = self._masks.get(node_filter)
+    def mask(self, node_filter: NodeFilter) -> Mask:
+        """N, of the nodes that `renew` was told of last."""
+        anywhere = _anywhere(node_filter)
+        found = self._masks.get(anywhere)
         if found is None:
-            found = self._masks[node_filter] = eligible(node_filter, nodes)
+            found = self._masks[anywhere] = eligible(anywhere, self._nodes)
+        avoided = [self._row[name] for name in node_filter.avoided if name in self._row]
+        if avoided:
+            found = found.copy()
+            found[avoided] = False
         return found
 
     def renew(self, nodes: Sequence[NodeView], wanted: Iterable[NodeFilter]) -> None:
-        """Forget masks of other nodes, and of filters that no job has any more."""
-        seen: list[tuple[object, object, object]] = [(node.name, node.labels, node.taints) for node in nodes]
-        if seen != self._seen:
-            self._seen, self._masks = seen, {}
-        keep = set(wanted)
-        self._masks = {key: mask for key, mask in self._masks.items() if key in keep}
+        """Forget what was kept of other nodes, and for filters that no job has any more."""
+        keep = {_anywhere(one) for one in wanted}
+        before, rows = self._nodes, [self._row.get(node.name, NONE) for node in nodes]
+        self._nodes, self._row = nodes, {node.name: index for index, node in enumerate(nodes)}
+        masks = {one: mask for one, mask in self._masks.items() if one in keep}
+        fresh = [index for index, row in enumerate(rows) if row == NONE or not _alike(nodes[index], before[row])]
+        if fresh or len(nodes) < len(before):
+            masks = {one: self._carried(one, mask, rows, fresh) for one, mask in masks.items()}
+        self._masks = masks
+
+    def _carried(self, node_filter: NodeFilter, mask: Mask, rows: Sequence[int], fresh: Sequence[int]) -> Mask:
+        """What is known of the nodes in their old rows (any, of those that are `fresh`), and looked up of these."""
+        found: Mask = mask[rows] if len(mask) else np.zeros(len(rows), dtype=np.bool_)
+        found[fresh] = eligible(node_filter, [self._nodes[index] for index in fresh])
+        return found
+
+
+def _anywhere(node_filter: NodeFilter) -> NodeFilter:
+    return replace(node_filter, avoided=frozenset()) if node_filter.avoided else node_filter
+
+
+def _alike(node: NodeView, other: NodeView) -> bool:
+    """Whether a filter says the same of both, whose name is the same."""
+    return node is other or (node.labels == other.labels and node.taints == other.taints)
 
 
 def eligible(node_filter: NodeFilter, nodes: Sequence[NodeView]) -> Mask:
@@ -114,7 +143,7 @@ def build(
     shares = queue_arrays(queues, flavours, resources)
     masks = masks or Masks()
     masks.renew(nodes, filters)
-    allowed = np.array([masks.mask(one, nodes) for one in filters], dtype=np.bool_).reshape(len(filters), len(nodes))
+    allowed = np.array([masks.mask(one) for one in filters], dtype=np.bool_).reshape(len(filters), len(nodes))
     planned = within_limits(job_arrays(jobs, queues, flavours, resources, levels, filter_index, held, row), shares)
     planned, allowed = beside_their_bases(planned, allowed, domains)
     return Snapshot(

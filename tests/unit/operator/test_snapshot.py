@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +13,10 @@ from muster.api.jobparts import MAX_WORKERS
 from muster.api.placement import MAX_SPARES
 from muster.cluster.eligibility import NodeFilter
 from muster.cluster.jobs import LARGEST, AlternativeInput, JobInput, RunInput, TermsInput
-from muster.cluster.snapshot import LevelInput, Masks, QueueInput, QuotaInput, build
+from muster.cluster.snapshot import LevelInput, Masks, QueueInput, QuotaInput, build, eligible
 from muster.cluster.views import NodeView, PodView, Taint
 from muster.scheduling.planner import plan
-from muster.scheduling.snapshot import FOREVER, NONE, PLAIN, UNLIMITED, JobState, Snapshot, TopologyMode
+from muster.scheduling.snapshot import FOREVER, NONE, PLAIN, UNLIMITED, JobState, Mask, Snapshot, TopologyMode
 
 pytestmark = pytest.mark.unit
 
@@ -397,14 +398,42 @@ def test_masks_are_kept_while_nodes_are_the_same_and_forgotten_when_not() -> Non
     masks, wanted = Masks(), NodeFilter(gpu_type="H100")
     nodes = [node("a")]
     masks.renew(nodes, [wanted])
-    first = masks.mask(wanted, nodes)
-    masks.renew(nodes, [wanted])
-    assert masks.mask(wanted, nodes) is first
+    first = masks.mask(wanted)
+    masks.renew([node("a")], [wanted])
+    assert masks.mask(wanted) is first
     changed = [node("a", product="NVIDIA-H200")]
     masks.renew(changed, [wanted])
-    assert masks.mask(wanted, changed).tolist() == [False]
+    assert masks.mask(wanted).tolist() == [False]
     masks.renew(changed, [])
     assert not masks._masks
+
+
+def test_only_nodes_that_have_come_or_changed_are_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+
+    def counted(node_filter: NodeFilter, nodes: Sequence[NodeView]) -> Mask:
+        looks.extend(node.name for node in nodes)
+        return eligible(node_filter, nodes)
+
+    monkeypatch.setattr("muster.cluster.snapshot.eligible", counted)
+    masks, wanted = Masks(), NodeFilter(gpu_type="H100")
+    spread = [wanted, *(replace(wanted, avoided=frozenset({name})) for name in "abc")]
+
+    def shown(nodes: list[NodeView]) -> list[list[bool]]:
+        looks.clear()
+        masks.renew(nodes, spread)
+        return [masks.mask(one).tolist() for one in spread]
+
+    assert shown([node("a"), node("b")]) == [[True, True], [False, True], [True, False], [True, True]]
+    assert looks == ["a", "b"], "who stays away from a node is asked of no other"
+    assert shown([node("a"), node("b"), node("c", product="NVIDIA-H200")])[0] == [True, True, False]
+    assert looks == ["c"]
+    assert shown([node("a"), node("b", product="NVIDIA-H200"), node("c")])[0] == [True, False, True]
+    assert looks == ["b", "c"]
+    assert shown([node("b", product="NVIDIA-H200"), node("c")]) == [[False, True]] * 3 + [[False, False]]
+    assert not looks, "one is gone, and the others are what they were"
+    assert shown([]) == [[]] * 4
+    assert shown([node("c")])[0] == [True]
 
 
 def test_an_absurd_request_of_a_stranger_stops_nobodys_planning() -> None:
