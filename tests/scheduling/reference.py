@@ -689,6 +689,8 @@ class Reference:
             passes = bool(self.jobs.terms.preemptible[job]) and self._gets_enough_done(job, start, head.start)
             if start < head.start and not passes and self.both_could_use(job, head.job):
                 start, basis = head.start + waits, basis if head.basis is Basis.LIMITS else head.basis
+        if basis is Basis.LIMITS and self._may_lose_its_place(job, start, yielding if waits else [], waits):
+            basis = Basis.QUEUE
         if self.jobs.terms.closes[job] <= start < FOREVER:
             return False
         self._count(self.promised, job, self._whole(job))
@@ -708,6 +710,21 @@ class Reference:
                 for resource, amount in asks(self.world, job).items():
                     self.kept[node][resource] += amount * empty[node]
         return True
+
+    def _may_lose_its_place(self, job: int, start: float, gone: list[int], waits: float) -> bool:
+        """Whether it might not fit by then if those ahead started elsewhere than where they have reservations: it has
+        to fit with as many workers more as they could take the room of."""
+        ahead = [head for head in self.heads if self.both_could_use(job, head.job)]
+        if not ahead:
+            return False
+        asked, size = asks(self.world, job).items(), self.size[job]
+        for head in ahead:
+            theirs = asks(self.world, head.job)
+            each = max((-(-theirs.get(resource, 0) // amount) for resource, amount in asked), default=0)
+            self.size[job] += each * self.size[head.job]
+        latest, _ = self._earliest(job, self.free, self.sure_end, gone)
+        self.size[job] = size
+        return latest + waits > start
 
     def _earliest(
         self, job: int, free: Free, ends_at: Callable[[int], float], gone: list[int] | None = None

@@ -134,11 +134,10 @@ def test_nobody_grows_by_what_is_borrowed_while_a_head_of_its_queue_waits(resear
     assert [each.uid for each in plan(world.snapshot()).promises] == ["elastic"] * grows
 
 
-@pytest.mark.parametrize(("firm", "basis"), [(True, Basis.QUEUE), (False, Basis.LIMITS)])
-def test_the_start_of_a_head_that_cannot_yield_is_a_guess_while_nobody_knows_that_of_one_ahead(
-    firm: bool, basis: Basis
-) -> None:
-    """Room that is kept for the one ahead is only there for a job that gives it back."""
+@pytest.mark.parametrize("firm", [True, False])
+def test_the_start_of_a_head_is_a_guess_while_nobody_knows_that_of_one_ahead(firm: bool) -> None:
+    """Room that is kept for the one ahead is only there for a job that gives it back; and if the endless one ends
+    first, there is none to give back."""
     world = Operating({name: Node(name) for name in "ab"}, {"research": Queue()})
     world.submit(Live(Job("endless"), preemptible=False, on=("a",)))
     world.submit(Live(Job("bounded"), preemptible=False, on=("b",)))
@@ -148,7 +147,34 @@ def test_the_start_of_a_head_that_cannot_yield_is_a_guess_while_nobody_knows_tha
     shot = world.snapshot()
     shot.jobs.runs.bound[shot.jobs.uids.index("bounded")] = world.now + 100.0
     told = {each.uid: each.basis for each in plan(shot).waiting}
-    assert told == {"both": Basis.UNKNOWN, "single": basis}
+    assert told == {"both": Basis.UNKNOWN, "single": Basis.QUEUE}
+    for ended in ("endless", "bounded"):
+        world.finish(ended)
+    assert [each.uid for each in plan(world.snapshot()).admissions] == ["both"]
+
+
+@pytest.mark.parametrize(("hosts", "basis"), [(2, Basis.QUEUE), (4, Basis.LIMITS)])
+def test_a_reserved_start_is_proven_where_those_ahead_may_start_on_any_nodes(hosts: int, basis: Basis) -> None:
+    """They start on what is free then, which need not be what is reserved for them."""
+    nodes = [*rack(0, 2), *rack(1, hosts)]
+    world = Operating({node.name: node for node in nodes}, {"research": Queue()})
+    whole = tuple(node.name for node in nodes[2:])
+    world.submit(Live(Job("near"), preemptible=False, on=("rack-0-host-1",)))
+    world.submit(Live(Job("far", workers=hosts), preemptible=False, on=whole))
+    world.submit(Live(Job("first", workers=2), preemptible=False))
+    world.now += 1
+    world.submit(Live(Job("second", workers=2, required="rack"), preemptible=False))
+    shot = world.snapshot()
+    for uid, seconds in (("near", 100.0), ("far", 200.0)):
+        shot.jobs.runs.bound[shot.jobs.uids.index(uid)] = world.now + seconds
+    told = {each.uid: each for each in plan(shot).waiting}
+    assert (told["first"].expected, told["first"].basis) == (world.now + 100.0 + GRACE, Basis.LIMITS)
+    assert (told["second"].expected, told["second"].basis) == (world.now + 200.0 + GRACE, basis)
+    world.finish("far")  # before its time
+    assert {each.uid for each in plan(world.snapshot()).admissions} == {"first", *(["second"] * (hosts == 4))}
+    world.carry_out(plan(world.snapshot()))
+    world.finish("near")
+    assert ("second" in {each.uid for each in plan(world.snapshot()).waiting}) is (basis is Basis.QUEUE)
 
 
 def test_a_head_that_cannot_yield_starts_after_the_one_ahead_for_whom_free_room_is_kept() -> None:
@@ -271,10 +297,10 @@ def test_who_was_let_in_behind_two_heads_does_not_delay_the_second_on_room_that_
     shot, made = two_heads(Job("behind", gpus=4, submitted=3.0))
     assert [(each.uid, each.yields) for each in made.admissions] == [("behind", True)]
     told = Outcome(shot, made).waiting["second"]
-    assert (told.expected - NOW, told.basis) == (500.0 + GRACE, Basis.LIMITS)
+    assert (told.expected - NOW, told.basis) == (500.0 + GRACE, Basis.QUEUE)
     after = carried_out(shot, made)
     told = Outcome(after, plan(after)).waiting["second"]
-    assert (told.expected - NOW, told.basis) == (500.0 + 2 * GRACE, Basis.LIMITS)
+    assert (told.expected - NOW, told.basis) == (500.0 + 2 * GRACE, Basis.QUEUE), "if long ends first, so does its room"
 
 
 def operating_two_heads() -> Operating:

@@ -25,6 +25,7 @@ anybody behind it is looked at, and who borrows behind it in its own queue yield
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -33,7 +34,7 @@ import numpy as np
 from muster.scheduling.gangs import Gang, Worker
 from muster.scheduling.room import Room
 from muster.scheduling.slots import Taken, count_slots
-from muster.scheduling.snapshot import PLAIN, Int, Mask, Seconds, TopologyMode
+from muster.scheduling.snapshot import FOREVER, PLAIN, Int, Mask, Seconds, TopologyMode
 from muster.scheduling.timeline import Reservation, Timeline
 from muster.scheduling.topology import Tree, prefix_sums
 
@@ -157,11 +158,33 @@ def taken_ahead(guard: Guard, gang: Gang, worker: Worker, where: Mask) -> Int:
     Args:
         where: N, places that it could use.
     """
-    asked, room = dict(worker.asks), prefix_sums(np.where(where, guard.most, 0))
-    each = np.array([asked.get(resource, 0) for resource in guard.resources.tolist()], dtype=np.int64)
-    slots = int((-(-each[:, None] // guard.amounts)).max(initial=0))
+    room = prefix_sums(np.where(where, guard.most, 0))
+    asks = zip(guard.resources.tolist(), guard.amounts[:, 0].tolist(), strict=True)
+    slots = in_slots(asks, worker)
     most: Int = np.minimum(slots * gang.total, room[guard.ends] - room[guard.starts])
     return most
+
+
+def in_slots(asks: Iterable[tuple[int, int]], other: Worker) -> int:
+    """At most how many slots of a worker that asks for this another one costs."""
+    asked = dict(other.asks)
+    return max((-(-asked.get(resource, 0) // amount) for resource, amount in asks), default=0)
+
+
+def fits_beside(
+    timeline: Timeline, room: Room, free: Int, gang: Gang, worker: Worker, ahead: Sequence[tuple[Gang, Worker]]
+) -> float:
+    """When a gang fits whatever ends when, and wherever those `ahead` of it start: they take what is free then, be it
+    what is reserved for the gang. So as many more of its workers must fit as they could take the room of. FOREVER where
+    that is not known.
+
+    Args:
+        free: R x N in tree order, as for `Timeline.reserve`, but not less what is reserved.
+    """
+    if ahead and replace(gang.shape, spares=0) != PLAIN:
+        return FOREVER  # slices need more than a number of slots
+    more = sum(in_slots(worker.asks, other) * each.total for each, other in ahead)
+    return timeline.reserve(room, replace(gang, size=gang.size + more), worker, free).latest
 
 
 def _excess(gang: Gang, free: Int, smallest: Int) -> Int:

@@ -24,7 +24,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from muster.scheduling.backfill import Guard, costs, delays, guard, taken_ahead, worthwhile
+from muster.scheduling.backfill import Guard, costs, delays, fits_beside, guard, taken_ahead, worthwhile
 from muster.scheduling.gangs import Gang, Worker
 from muster.scheduling.placement import most_placeable
 from muster.scheduling.plan import Basis
@@ -149,6 +149,8 @@ class Heads:
             wait = float(round_.snapshot.jobs.runs.grace[yielding].max()) if reservation is not otherwise else 0.0
         where = self._where(gang)
         reservation = self._behind(job, gang, where, reservation, wait)
+        if reservation.basis is Basis.LIMITS and self._may_lose_its_place(gang, where, reservation, yielding, wait):
+            reservation = replace(reservation, basis=Basis.QUEUE)
         if round_.snapshot.jobs.terms.closes[job] <= reservation.start < FOREVER:
             return None
         self._count[flavour] = self._count.get(flavour, 0) + 1
@@ -219,6 +221,19 @@ class Heads:
                 basis = reservation.basis if first.basis is Basis.LIMITS else first.basis
                 reservation = replace(reservation, start=first.start + wait, basis=basis)
         return reservation
+
+    def _may_lose_its_place(
+        self, gang: Gang, where: Mask, reservation: Reservation, yielding: Sequence[int], wait: float
+    ) -> bool:
+        """Whether it might not fit at its reserved start if those ahead start on other nodes than are kept for them."""
+        workers = self._round.kinds.workers
+        ahead = [(each.gang, workers[each.gang.worker]) for each in self.all if self._share(gang, where, each)]
+        if not ahead:
+            return False
+        timeline, given = self.timeline.without(yielding if wait else ())
+        free = self._round.room.free + given
+        worker = workers[gang.worker]
+        return fits_beside(timeline, self._round.room, free, gang, worker, ahead) + wait > reservation.start
 
     def _is_worth(self, job: int, first: Reservation, start: float) -> bool:
         """Whether a job that starts at that moment would get enough done before one ahead has its own start."""
