@@ -225,7 +225,10 @@ class Decisions:
         def work() -> Awaitable[None]:
             return self._worker.carry_out(record, decision)
 
-        self._start(record, self._writes.begin(record.uid, work, lambda: _told(record), takes=takes))
+        def plan_anew() -> None:
+            record.stand = ()  # after its next turn
+
+        self._start(record, self._writes.begin(record.uid, work, lambda: _stands(record), plan_anew, takes=takes))
 
     def _replace(self, snapshot: Snapshot, replacement: Replacement, now: datetime) -> None:
         """Write down the new nodes of a promise, or of a running gang's lost workers and spares."""
@@ -311,13 +314,10 @@ def _broken(snapshot: Snapshot, uid: str, status: TrainingJobStatus, promise: Pr
     return Note(EventReason.PROMISE_BROKEN, told, warning=True)
 
 
-def _told(record: Record) -> bool:
-    """Whether its stop or promise stands written; otherwise a plan is to be made anew after its next turn."""
+def _stands(record: Record) -> bool:
+    """Whether its stop or promise is written."""
     status = record.job.status
-    if record.unsure or (status.stop is None and status.promise is None):
-        record.stand = ()
-        return False
-    return True
+    return not record.unsure and (status.stop is not None or status.promise is not None)
 
 
 def _written(

@@ -36,12 +36,18 @@ class Writes:
         return all(other in self._begun for other in self.counts_on[uid])
 
     def begin(
-        self, uid: str, work: Callable[[], Awaitable[None]], stands: Callable[[], bool], *, takes: bool
+        self,
+        uid: str,
+        work: Callable[[], Awaitable[None]],
+        stands: Callable[[], bool],
+        otherwise: Callable[[], None],
+        *,
+        takes: bool,
     ) -> Awaitable[None]:
         """`work`, a job's write, once those stand written that it counts on; nothing where one of these failed.
 
         Args:
-            stands: whether it is written, asked when it was tried.
+            stands: whether it is written, asked when it was tried; if not, `otherwise` is called.
             takes: it promises something, and may count on what is under way.
         """
         ahead = [self._begun[other] for other in self.counts_on[uid]] + (self._earlier if takes else [])
@@ -55,6 +61,8 @@ class Writes:
                     await work()
             finally:
                 mine.stands = stands()
+                if not mine.stands:
+                    otherwise()
                 mine.over.set()
 
         return in_turn()
