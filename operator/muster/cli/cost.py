@@ -14,6 +14,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from muster.api.handwritten import undecoded
 from muster.cli.printing import (
     As,
     Output,
@@ -27,7 +28,7 @@ from muster.cli.printing import (
 )
 from muster.cli.reconcile import reconcile
 from muster.cli.stored_history import HISTORY_URL, history
-from muster.sizing.price_file import Price, PriceFile, parse, read
+from muster.sizing.price_file import PARTS, Price, PriceFile, load, parse, read
 from muster.sizing.prices import Catalogue, catalogue
 from muster.telemetry.cost import formats, rows
 from muster.telemetry.cost.chargeback import Report, Row, UnknownGroup, notes, report
@@ -218,10 +219,10 @@ def list_(
         return
     console = Console(markup=False, highlight=False)
     sources = {source: source for source in dict.fromkeys(price.source for *_, price in priced)}
-    table = _priced(found.currency, priced, sources)
+    table = _priced(found.code, priced, sources)
     if too_wide(console, table):
         sources = {source: f"({number})" for number, source in enumerate(filter(None, sources), start=1)}
-        table = _priced(found.currency, priced, sources)
+        table = _priced(found.code, priced, sources)
         print_table(console, table)
         for source, name in sources.items():
             print_sentence(console, f"{name} {source}")
@@ -233,7 +234,7 @@ def list_(
 
 def _priced(currency: str, priced: Iterable[tuple[str, str, Price]], sources: Mapping[str, str]) -> PlainTable:
     """`sources`: what the table says of each."""
-    titles = ("GPU", "CAPACITY", f"{currency} AN HOUR", "REGION", "AS OF", "SOURCE")
+    titles = ("GPU", "CAPACITY", f"{currency} AN HOUR".lstrip(), "REGION", "AS OF", "SOURCE")
     rows = [
         (name, capacity, f"{price.amount:f}", price.region, str(price.as_of or ""), sources.get(price.source, ""))
         for name, capacity, price in priced
@@ -273,7 +274,8 @@ def check(
         typer.echo(problem if problem.startswith(f"{file}: ") else f"{file}: {problem}", err=True)
     own = given.catalogue(region, False).layers
     count = sum(len(layer.gpus) + len(layer.storage) + len(layer.transfer) for layer in own)
-    typer.echo(f"{file}: {counted(len(found.problems), 'problem')}, {counted(count, 'price')} in {found.currency}")
+    money = f"in {found.code}" if found.code else "in a currency that cost.currency does not name"
+    typer.echo(f"{file}: {counted(len(found.problems), 'problem')}, {counted(count, 'price')} {money}")
     if not count and not found.problems:
         note(f"{file} names no price, so only public list prices would hold; docs/cost.md shows what to write")
     raise typer.Exit(1 if found.problems or not count else 0)
@@ -325,7 +327,7 @@ class _Given:
 def _read(path: Path) -> _Given:
     text = _text(path)
     try:
-        raw = yaml.load(text, Loader=yaml.BaseLoader)
+        raw = load(text)
     except yaml.YAMLError:
         raw = None
     if not isinstance(raw, dict) or not CHART & set(raw):
@@ -337,9 +339,20 @@ def _read(path: Path) -> _Given:
         fail(f"{path}: cost: is no map; see docs/cost.md")
     own = read(cost.get("catalogue") or {}, f"{path}: cost.catalogue")
     unknown = [f"{path}: cost: there is no {key!r}; {there_are(str(key), _COST)}" for key in cost if key not in _COST]
-    own = replace(own, problems=(*unknown, *own.problems))
+    apart = [
+        f"{path}: {key!r} is no value of the chart, which a file with {_named(raw)!r} is taken for; put it below "
+        "cost.catalogue, or leave the chart's values out of a price file"
+        for key in raw
+        if key in PARTS
+    ]
+    own = replace(own, problems=(*apart, *unknown, *own.problems))
     listed = cost.get("listPrices", "true") != "false"
     return _Given(flat, own, str(cost.get("currency") or ""), str(cost.get("region") or ""), listed)
+
+
+def _named(raw: Mapping[str, object]) -> str:
+    """The first of the chart's values that a file has."""
+    return next(key for key in raw if key in CHART)
 
 
 def _print(table: Report, in_whole: Callable[[], Report], first: Iterable[str]) -> None:
@@ -353,11 +366,12 @@ def _print(table: Report, in_whole: Callable[[], Report], first: Iterable[str]) 
     for sentence in (*first, *notes(table)):
         print_sentence(console, sentence)
     if coarse:
-        print_sentence(console, f"In whole {table.ledger.currency}, for the terminal is narrow; -o csv has all digits")
+        whole = table.ledger.code or "units of money"
+        print_sentence(console, f"In whole {whole}, for the terminal is narrow; -o csv has all digits")
 
 
 def _table(table: Report, *, gap: int = 2) -> Table:
-    titles = ("GPU HOURS", "USEFUL", "WASTED", "IDLE", "STORAGE", f"COST {table.ledger.currency}", "SPOT SAVED")
+    titles = ("GPU HOURS", "USEFUL", "WASTED", "IDLE", "STORAGE", f"COST {table.ledger.code}".rstrip(), "SPOT SAVED")
     shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, gap - 1))
     for name in table.by:
         shown.add_column(name.upper(), no_wrap=True)
@@ -378,5 +392,7 @@ def _cells(row: Row, places: int) -> list[str]:
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f"cannot read {path}: {getattr(error, 'strerror', None) or error}; name a file that can be read")
+    except OSError as error:
+        fail(f"cannot read {path}: {error.strerror or error}; name a file that can be read")
+    except UnicodeDecodeError:
+        fail(undecoded(path))

@@ -35,9 +35,10 @@ from typing import Final
 
 import numpy as np
 
+from muster.api.handwritten import undecoded
 from muster.scheduling.snapshot import FOREVER, NONE, Index, Mask, Seconds
 from muster.simulate.cells import CAPACITIES, LATEST, MOST_GPUS, SHORTEST, Cells, Form
-from muster.simulate.errors import SimulationError, undecoded
+from muster.simulate.errors import SimulationError
 from muster_protocol.spelling import nearest
 
 REQUIRED: Final = ("submit", "gpus", "duration", "queue")
@@ -162,7 +163,7 @@ def read(path: Path) -> Trace:
     except OSError as error:
         raise SimulationError(f"cannot read the trace {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise undecoded(path) from error
+        raise SimulationError(undecoded(path)) from error
 
 
 def _rows_of(rows: csv.DictReader[str]) -> Iterator[tuple[int, dict[str, str]]]:

@@ -17,10 +17,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from muster.api.handwritten import Once, WrongLine
 from muster.sizing.currencies import CURRENCIES
 
 CAPACITIES: Final = ("on-demand", "reserved", "spot")
 DOLLAR: Final = "USD"
+PARTS: Final = ("currency", "region", "gpus", "storage", "transfer")
+"""What a price file has."""
 
 Amount = Annotated[Decimal, Field(ge=0, le=10**9, allow_inf_nan=False, max_digits=24)]
 
@@ -94,11 +97,21 @@ class PriceFile:
     problems: tuple[str, ...] = ()
 
 
+class _AsWritten(Once, yaml.BaseLoader):
+    """Every scalar as it was written: 2.10 becomes a Decimal by its digits, not by the nearest float."""
+
+
+def load(text: str) -> Any:
+    """The maps, lists and scalars of a YAML text. Raises yaml.YAMLError."""
+    return yaml.load(text, Loader=_AsWritten)
+
+
 def parse(text: str, name: str) -> PriceFile:
     """A price file from its text; `name` stands in its problems."""
     try:
-        # Every scalar as it was written: 2.10 becomes a Decimal by its digits, not by the nearest float.
-        raw = yaml.load(text, Loader=yaml.BaseLoader)
+        raw = load(text)
+    except WrongLine as error:
+        return PriceFile(problems=(f"{name}: {error}. None of its prices is used until then",))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark is not None else ""
@@ -113,7 +126,7 @@ def read(raw: Any, name: str) -> PriceFile:
     problems = [
         f"{name}: {key!r} is no part of a price file; it has currency, region, gpus, storage and transfer"
         for key in raw
-        if key not in ("currency", "region", "gpus", "storage", "transfer")
+        if key not in PARTS
     ]
     currency = str(raw.get("currency") or DOLLAR)
     if currency not in CURRENCIES:

@@ -481,6 +481,11 @@ def test_the_charts_values_are_known_without_any_price(tmp_path: Path) -> None:
         (f"prices: {{{'H' * 64}/spot: 1}}", "HHH/spot: 1 is no price"),
         ("cost: {currency: [EUR]}", "there is no currency"),
         ("cost: {region: {a: b}}", "no price is for region"),
+        (
+            "prices: {H100/spot: 1}\ngpus: []",
+            "'gpus' is no value of the chart, which a file with 'prices' is taken for",
+        ),
+        ("prices: {H100/spot: 1}\ncost: {}\nprices: {}", "line 3: 'prices' stands in line 1 already"),
     ],
 )
 def test_prices_check_takes_any_values(values: str, said: str, tmp_path: Path) -> None:
@@ -489,6 +494,25 @@ def test_prices_check_takes_any_values(values: str, said: str, tmp_path: Path) -
     found = run("prices", "check", str(file))
     assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
     assert said in found.stderr
+
+
+def test_a_price_file_in_another_encoding_is_told_the_line(tmp_path: Path) -> None:
+    file = tmp_path / "prices.yaml"
+    file.write_bytes("gpus:\n- {gpu: H100, capacity: spot, hourly: 1, source: Überlassung}\n".encode("latin-1"))
+    assert f"{file}, line 2: it is not in UTF-8; save it in UTF-8" in run("prices", "check", str(file)).stderr
+
+
+def test_money_of_no_currency_has_no_code(tmp_path: Path) -> None:
+    """XXX is ISO 4217's, for programs."""
+    values = tmp_path / "values.yaml"
+    values.write_text("prices: {H100/on-demand: 2, A100/on-demand: 1}\n")
+    asked = ("--prices", str(values))
+    rows = ("cost", "report", "--intervals", str(EXAMPLE / "october.jsonl"), *asked)
+    told = (run("prices", "check", str(values)), run("prices", "list", *asked), run(*rows), run(*rows, "-o", "html"))
+    assert [one.exit_code for one in told] == [0, 0, 0, 0]
+    assert not [one.output for one in told if "XXX" in one.output]
+    assert "2 prices in a currency that cost.currency does not name" in told[0].stdout
+    assert json.loads(run("prices", "list", *asked, "-o", "json").stdout)["currency"] == "XXX"
 
 
 def test_prices_list_shows_what_holds_and_whence() -> None:

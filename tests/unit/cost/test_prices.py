@@ -64,6 +64,10 @@ def test_what_is_wrong_is_told_and_the_rest_is_taken(entry: str, said: str) -> N
         ("gpus: [", "prices.yaml: line 1 is no YAML"),
         ("gpus: 3", "gpus: is no list; begin each price with a dash"),
         ("gpu: []", "'gpu' is no part of a price file"),
+        (
+            "gpus: []\nstorage: []\ngpus: []",
+            "prices.yaml: line 3: 'gpus' stands in line 1 already; leave one of them. None of its",
+        ),
     ],
 )
 def test_a_file_that_is_wrong_as_a_whole_gives_a_sentence(text: str, said: str) -> None:

@@ -10,7 +10,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Final
 
-from muster.sizing.money import GB, HOUR, MONTH, apportioned, rounded
+from muster.sizing.money import GB, HOUR, MONTH, PLATFORM_PRICES, apportioned, rounded
 from muster.telemetry.cost.intervals import JobFacts
 from muster.telemetry.cost.ledger import UNTOLD, USEFUL, WASTE, Charge, Kind, Ledger
 from muster.telemetry.cost.periods import month, month_of, next_month, seconds
@@ -144,9 +144,10 @@ def notes(table: Report) -> Iterator[str]:
     book = table.ledger
     if table.forecast is not None:
         days = (book.ends - (table.counted_from or book.begins)) / timedelta(days=1)
+        money = book.code or PLATFORM_PRICES
         yield (
-            f"Month to date, {days:,.1f} days: {table.total.cost:,.2f} {book.currency}; "
-            f"at this pace the month comes to {table.forecast:,.2f} {book.currency}"
+            f"Month to date, {days:,.1f} days: {table.total.cost:,.2f} {money}; "
+            f"at this pace the month comes to {table.forecast:,.2f}{f' {book.code}' if book.code else ''}"
         )
     wasted = [f"{_CALLED.get(part, part)} {amount:,.2f}" for part, amount in table.total.waste.items() if amount]
     if wasted:

@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Any, Final
 
 from muster.sizing.money import gpu_cost, storage_cost
-from muster.sizing.prices import STORAGE, Catalogue, Key
+from muster.sizing.prices import NO_CURRENCY, STORAGE, Catalogue, Key
 from muster.sizing.slices import share, whole
 from muster.telemetry.cost.intervals import AttemptParts, Interval, PoolInterval, Stored, current, latest
 from muster.telemetry.cost.periods import microseconds, month_of, months, pieces
@@ -129,6 +129,11 @@ class Ledger:
     ends: datetime
     charges: tuple[Charge, ...]
     beyond: Mapping[str, Fraction]
+
+    @property
+    def code(self) -> str:
+        """The currency for people: "" where nobody told."""
+        return "" if self.currency == NO_CURRENCY else self.currency
 
     @property
     def cost(self) -> Fraction:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final
 
+from muster.sizing.money import PLATFORM_PRICES
 from muster.telemetry.cost.chargeback import LABEL, Report, Row
 
 COLUMNS: Final = ("GPU hours", "Useful", "Wasted", "Idle", "Storage", "Cost", "Saved by spot")
@@ -28,9 +29,9 @@ tfoot td { font-weight: 700; border-top: 2px solid #1c2430; border-bottom: 0; } 
 def to_html(report: Report, notes: Sequence[str], *, cluster: str = "") -> str:
     """`notes` stand below the table, a sentence each."""
     book = report.ledger
-    money = book.currency
+    money = book.code
     heads = [(_heading(name), "group") for name in report.by]
-    heads += [(f"{name}, {money}" if name == "Cost" else name, "") for name in COLUMNS]
+    heads += [(f"{name}, {money}" if name == "Cost" and money else name, "") for name in COLUMNS]
     period = f"{book.begins:%Y-%m-%d %H:%M} to {book.ends:%Y-%m-%d %H:%M} UTC"
     title = f"Cost of {cluster or 'the cluster'} by {', '.join(name.removeprefix(LABEL) for name in report.by)}"
     rows = "\n".join(_row(row, row.group) for row in report.rows)
@@ -45,7 +46,7 @@ def to_html(report: Report, notes: Sequence[str], *, cluster: str = "") -> str:
 {_STYLE}
 </style>
 <h1>{escape(title)}</h1>
-<p>{period}, in {escape(money)}</p>
+<p>{period}, {f"in {escape(money)}" if money else PLATFORM_PRICES}</p>
 <table>
 <thead><tr>{"".join(_cell("th", name, kind) for name, kind in heads)}</tr></thead>
 <tbody>
