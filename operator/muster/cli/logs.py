@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from muster.api.effective import effective_spec
 from muster.api.placement import format_indexes
 from muster.cli.printing import note, print_text
 from muster.cli.scene import NotThere, connected, look
 from muster.cluster.client import Api
-from muster.cluster.errors import ApiError
+from muster.cluster.errors import ApiError, ApiUnreachable, away
 from muster.cluster.overrides import TRAINER
 from muster.cluster.views import PodView
 from muster.telling.scene import Scene
@@ -23,6 +24,7 @@ LOOK_SECONDS: Final = 2.0
 """Between two looks at which pods there are, while some are followed."""
 FOLLOWED: Final = 100
 """Logs that are read at once: each is a connection through the API server to a kubelet."""
+_SECOND: Final = len("2026-01-02T03:04:05")
 
 
 async def logs(
@@ -67,6 +69,20 @@ async def logs(
         return 0
 
 
+@dataclass
+class _Place:
+    """Up to where a pod's log was read: the moments of its last second's lines, for by the second it is asked for."""
+
+    stamp: str = ""
+    second: set[str] = field(default_factory=set)
+
+    def at(self, stamp: str) -> None:
+        if stamp[:_SECOND] != self.stamp[:_SECOND]:
+            self.second = set()
+        self.stamp = stamp
+        self.second.add(stamp)
+
+
 class _Copies:
     """Copies logs of pods, so many at once.
 
@@ -78,17 +94,62 @@ class _Copies:
         """`only`: how the lines begin that are meant."""
         self._api, self._write, self._only, self._follow = api, write, only, follow
         self._turn = asyncio.Semaphore(FOLLOWED)
+        self._places: dict[str, _Place] = {}
+        self._lines, self._told_at = 0, -1
         self.silent = True
 
+    def began(self, pod: PodView) -> bool:
+        """Whether something of a pod that is followed was read, so that it can go on from there."""
+        return pod.name in self._places
+
+    def tell(self, outage: BaseException) -> None:
+        """Tell of an outage, once until more is read."""
+        if self._told_at != self._lines:
+            self._told_at = self._lines
+            note(f"{outage}; trying again")
+
     async def one(self, pod: PodView, tail: int | None, *, several: bool) -> None:
-        """`several`: each line says of which worker it is."""
+        """`several`: each line says of which worker it is. One that was followed before goes on where it broke off."""
         async with self._turn:
-            if self._only and tail is not None:
-                await _copy_last(self._api, pod, self._take, self._only, follow=self._follow, tail=tail)
+            if self._only and tail is not None and not self.began(pod):
+                await self._copy_last(pod, tail)
             else:
                 prefix = f"[worker {pod.index}] " if several else ""
-                take = _lines(self._take, prefix, self._only)
-                await _copy(self._api, pod, take, follow=self._follow, tail=tail)
+                await self._copy(pod, _lines(self._take, prefix, self._only), tail)
+
+    async def _copy_last(self, pod: PodView, tail: int) -> None:
+        """A rank's last lines. The server counts those of the whole worker, so the rank's are counted here first."""
+        written = 0
+
+        def count(line: str) -> None:
+            nonlocal written
+            written += 1
+
+        def take(line: str) -> None:
+            nonlocal written
+            written -= 1
+            if written < tail:
+                self._take(line)
+
+        await _copy(self._api, pod, _lines(count, "", self._only), follow=False, tail=None)
+        await self._copy(pod, _lines(take, "", self._only), None)
+
+    async def _copy(self, pod: PodView, take: Write, tail: int | None) -> None:
+        if not self._follow:
+            await _copy(self._api, pod, take, follow=False, tail=tail)
+            return
+        known = self._places.get(pod.name, _Place())
+        again = frozenset(known.second)
+
+        def new(line: str) -> None:
+            stamp, _, text = line.partition(" ")
+            if stamp not in again:
+                self._places.setdefault(pod.name, known).at(stamp)
+                self._lines += 1
+                take(text)
+
+        tail = tail if not again else None
+        await _copy(self._api, pod, new, follow=True, tail=tail, stamped=True, since=known.stamp)
 
     def _take(self, text: str) -> None:
         self.silent = False
@@ -119,20 +180,40 @@ async def _follow(api: Api, copies: _Copies, scene: Scene, workers: Sequence[int
                 running[asyncio.create_task(copy)] = pod
             if not running and scene.job.status.finished_at is not None:
                 return
+            over, again = set[str](), set[str]()
             for task in await _ended(running, all_run=known == {pod.index for pod in running.values()}):
                 pod, error = running.pop(task), task.exception()
-                if isinstance(error, NotThere) and pod not in first:
-                    read.discard(pod.name)  # it does not run yet, or is gone already
-                elif error is not None:
+                if error is None:
+                    over.add(pod.name)
+                    continue
+                if not (isinstance(error, NotThere) or away(error)) or (pod in first and not copies.began(pod)):
                     raise error
+                again.add(pod.name)  # it does not run yet, is gone already, or cannot be reached
+                if away(error):
+                    copies.tell(error)
             try:
                 scene = await look(api, name, namespace)
             except NotThere as gone:  # the job was deleted
                 note(str(gone))
                 return
+            except (ApiError, ApiUnreachable) as error:
+                if not away(error):
+                    raise
+                copies.tell(error)
+            again |= over & _running(scene)  # not the container has ended, but its kubelet
+            if again:
+                read -= again
+                await asyncio.sleep(LOOK_SECONDS)
     finally:
         for task in running:
             task.cancel()
+
+
+def _running(scene: Scene) -> set[str]:
+    """Pods whose trainers have not ended."""
+    if scene.job.status.finished_at is not None:
+        return set()
+    return {pod.name for pod in scene.pods if pod.phase == "Running" and pod.exit_code is None}
 
 
 async def _ended(running: Collection[asyncio.Task[None]], *, all_run: bool) -> set[asyncio.Task[None]]:
@@ -197,27 +278,9 @@ def _lines(write: Write, prefix: str, only: str) -> Write:
     return take
 
 
-async def _copy_last(api: Api, pod: PodView, write: Write, only: str, *, follow: bool, tail: int) -> None:
-    """A rank's last lines. The server counts those of the whole worker, so the rank's are counted here first."""
-    written = 0
-
-    def count(line: str) -> None:
-        nonlocal written
-        written += 1
-
-    def take(line: str) -> None:
-        nonlocal written
-        written -= 1
-        if written < tail:
-            write(line)
-
-    await _copy(api, pod, _lines(count, "", only), follow=False, tail=None)
-    await _copy(api, pod, _lines(take, "", only), follow=follow, tail=None)
-
-
-async def _copy(api: Api, pod: PodView, take: Write, *, follow: bool, tail: int | None) -> None:
+async def _copy(api: Api, pod: PodView, take: Write, **how: Any) -> None:
     try:
-        async for line in api.log(pod.namespace, pod.name, TRAINER, follow=follow, tail=tail):
+        async for line in api.log(pod.namespace, pod.name, TRAINER, **how):
             take(line)
     except ApiError as error:
         if error.status not in (400, 404):

@@ -25,7 +25,7 @@ from muster.api.trainingjob_status import Saving
 from muster.cli.printing import STYLES, UNSEEN, Legible, print_page
 from muster.cli.scene import connected, look
 from muster.cluster.client import Api
-from muster.cluster.errors import ApiUnreachable
+from muster.cluster.errors import ApiError, ApiUnreachable, away
 from muster.cluster.status import is_false
 from muster.cluster.views import PodView, parse_time
 from muster.telling.scene import Scene, event_time
@@ -108,7 +108,9 @@ async def _scenes(api: Api, scene: Scene) -> AsyncIterator[Scene]:
         try:
             scene = await look(api, scene.job.metadata.name, scene.job.metadata.namespace)
             took = asyncio.get_running_loop().time() - began
-        except ApiUnreachable as error:
+        except (ApiError, ApiUnreachable) as error:
+            if not away(error):
+                raise
             scene = replace(scene, trouble=f"{error}; what is shown is old")
 
 

@@ -146,14 +146,29 @@ class Api:
             self._observe("WATCH", code, time.monotonic() - started)
 
     async def log(
-        self, namespace: str, pod: str, container: str, *, follow: bool = False, tail: int | None = None
+        self,
+        namespace: str,
+        pod: str,
+        container: str,
+        *,
+        follow: bool = False,
+        tail: int | None = None,
+        stamped: bool = False,
+        since: str = "",
     ) -> AsyncIterator[str]:
-        """Lines of a container's log, each with its end; with `follow`, until the container has ended.
+        """Lines of a container's log, each with its end; with `follow`, until the container has ended, or its node's
+        kubelet.
 
         ApiError 400 while the container waits to start.
+
+        Args:
+            stamped: each line begins with when it was written, and a space.
+            since: such a moment: lines from its second on.
         """
         path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
-        query = {"container": container, "follow": str(follow).lower()}
+        query = {"container": container, "follow": str(follow).lower(), "timestamps": str(stamped).lower()}
+        if since:
+            query["sinceTime"] = since
         if tail is not None:
             query["tailLines"] = str(tail)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT)

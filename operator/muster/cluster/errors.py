@@ -49,5 +49,10 @@ class ApiUnreachable(OSError):
     """No answer: the connection failed, broke or was silent. A write may or may not have happened."""
 
 
+def away(error: BaseException) -> bool:
+    """Whether the API server, or what it passes a question on to, is away for a while: asked again it may answer."""
+    return isinstance(error, ApiUnreachable) or (isinstance(error, ApiError) and error.status >= 500)
+
+
 class LeadershipLost(Exception):
     """This process may not write any more: its Lease has run out, or another holds it."""

@@ -14,7 +14,7 @@ from muster.api.trainingjob import TrainingJob
 from muster.cli import logs as printing
 from muster.cli.logs import pods_of, worker_of
 from muster.cli.scene import NotThere
-from muster.cluster.errors import ApiError
+from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.views import PodView
 from muster.telling.scene import Scene
 
@@ -163,6 +163,11 @@ async def test_of_a_large_gang_so_many_logs_are_read_at_once_and_no_more_are_fol
         await printed(monkeypatch, server, large, workers=(), follow=True)
 
 
+def at(moment: int) -> str:
+    """As kubelet writes it; three to a second."""
+    return f"2026-01-02T03:00:{moment // 3:02}.{moment % 3:09}Z"
+
+
 class Following:
     """A job whose pods come and go: `scenes` are seen one after the other, the last one for good."""
 
@@ -174,13 +179,14 @@ class Following:
         return self.scenes.pop(0) if len(self.scenes) > 1 else self.scenes[0]
 
     async def log(
-        self, namespace: str, name: str, container: str, *, follow: bool, tail: int | None
+        self, namespace: str, name: str, container: str, *, follow: bool, tail: int | None, stamped: bool, since: str
     ) -> AsyncIterator[str]:
         assert follow
+        assert stamped
         if name != "train-g1-0-0" and self.waiting:
             self.waiting -= 1
             raise ApiError(400, "BadRequest", "waiting to start: ContainerCreating")
-        yield f"{name}, tail {tail}\n"
+        yield f"{at(0)} {name}, tail {tail}\n"
 
 
 async def followed(monkeypatch: pytest.MonkeyPatch, server: Following, **options: Any) -> list[str]:
@@ -247,3 +253,72 @@ async def test_a_job_that_was_deleted_is_followed_no_further(
     job.look = look  # type: ignore[method-assign]
     assert await followed(monkeypatch, job) == ["train-g1-0-0, tail 5\n"]
     assert "there is no TrainingJob train" in capsys.readouterr().err
+
+
+class Outages(Following):
+    """One pod of ten lines; its log breaks off behind every fourth, by turns without a word and with an error, and
+    comes from the second on that was asked for."""
+
+    def __init__(self, *scenes: Scene) -> None:
+        super().__init__(*scenes)
+        self.whole = False
+        self.errors: list[Exception | None] = [
+            None,
+            ApiUnreachable("log of train-g1-0-0: Connection reset"),
+            ApiError(502, "BadGateway", "dial tcp 10.0.0.7:10250: connect: connection refused"),
+        ]
+
+    async def look(self, *_: Any) -> Scene:
+        return self.scenes[self.whole]
+
+    async def log(
+        self,
+        namespace: str,
+        name: str,
+        container: str,
+        *,
+        follow: bool,
+        tail: int | None,
+        stamped: bool = False,
+        since: str = "",
+    ) -> AsyncIterator[str]:
+        if not follow:
+            return
+        first = next((line for line in range(10) if at(line)[:19] >= since[:19]), 0)
+        for line in range(first, min(first + 4, 10) if self.errors else 10):
+            yield f"{at(line)} [rank 0] step {line}\n"
+        self.whole = not self.errors
+        if self.errors and (error := self.errors.pop(0)) is not None:
+            raise error
+
+
+@pytest.mark.parametrize("asked", [{}, {"rank": 0}, {"rank": 0, "tail": 100}])
+async def test_a_log_that_breaks_off_is_gone_on_with_and_no_line_comes_twice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: dict[str, Any]
+) -> None:
+    gang = pod(0, 1)
+    job = Outages(scene(gang), scene(gang, phase="Succeeded", finishedAt=ENDED))
+    told = await followed(monkeypatch, job, **{"tail": None, **asked})
+    assert told == [f"[rank 0] step {step}\n" for step in range(10)]
+    assert capsys.readouterr().err.splitlines() == [
+        "muster: log of train-g1-0-0: Connection reset; trying again",
+        "muster: 502 BadGateway: dial tcp 10.0.0.7:10250: connect: connection refused; trying again",
+    ]
+
+
+async def test_a_pod_that_waits_to_start_is_not_asked_for_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    paused = 0
+    slept = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        nonlocal paused
+        paused += seconds == printing.LOOK_SECONDS
+        await slept(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    second = scene(pod(0, 1, 1))
+    job = Following(
+        scene(pod(0, 1)), second, second, second, second, scene(phase="Failed", finishedAt=ENDED), waiting=3
+    )
+    await followed(monkeypatch, job)
+    assert paused >= 3

@@ -14,6 +14,7 @@ from muster.api.trainingjob import TrainingJob
 from muster.cli import look as commands
 from muster.cli.look import page, render
 from muster.cli.printing import print_page
+from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.views import PodView
 from muster.controllers.progress import progressed
 from muster.telling.leading import Unled
@@ -625,6 +626,25 @@ def test_who_watches_a_gang_that_takes_long_to_read_reads_it_less_often(
     monkeypatch.setattr(commands, "look", read)
     compressed(story())
     assert looks - 1 <= asked <= looks + 1
+
+
+async def test_who_watches_waits_for_an_api_server_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it starts it answers 500, and a balancer before it 503."""
+    over = Scene(job(phase="Succeeded"), (), (), NOW)
+    answers: list[Exception | Scene] = [ApiUnreachable("refused"), ApiError(503, "ServiceUnavailable", "starts"), over]
+
+    async def read(*_: object) -> Scene:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(commands, "look", read)
+    monkeypatch.setattr(commands, "REFRESH_SECONDS", 0.0)
+    scene = Scene(job(phase="Running"), (), (), NOW)
+    told = [fresh.trouble async for fresh in commands._scenes(None, scene)]  # type: ignore[arg-type]
+    said = "what is shown is old"
+    assert told == ["", f"refused; {said}", f"503 ServiceUnavailable: starts; {said}", ""]
 
 
 UNLED = Unled(datetime(2026, 1, 2, 3, 1, 5, tzinfo=timezone.utc), "muster-system", "muster-operator")
