@@ -196,6 +196,13 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "a factor of 1": (spec(numerics={"action": "skip", "spike": {"loss": 1}}), "write a number above 1"),
     "a factor in words": (spec(numerics={"action": "skip", "spike": {"loss": "much"}}), "write a number above 1"),
     "runtime no duration": (spec(maxRuntime="forever"), DURATION),
+    "no grace": (spec(terminationGracePeriod="0s"), "with no time at all no checkpoint is saved"),
+    "no interval": (checkpoint(interval="0m0s"), "everySteps: 1 saves at each step"),
+    "a command of nothing": (spec(command=["", "train.py"]), "the command begins with nothing"),
+    "a volume over the runtime": (
+        spec(volumes=[{"name": "a", "emptyDir": {}}], volumeMounts=[{"name": "a", "mountPath": "/muster/"}]),
+        "/muster has the runtime that Muster brings along",
+    ),
     "grace no duration": (spec(terminationGracePeriod="-5s"), DURATION),
     "env as map": (spec(env={"A": "b"}), 'unknown field "spec.env.A"'),
     "env value no text": (spec(env=[{"name": "A", "value": 5}]), "value in body must be of type string"),
@@ -251,6 +258,9 @@ TAKEN: dict[str, Change] = {
     "factors as number and text": spec(numerics={"action": "skip", "spike": {"loss": "1.5", "gradientNorm": 10}}),
     "deadline": spec(deadline="2026-12-01T08:00:00Z"),
     "deadline of another zone": spec(deadline="2026-12-01T08:00:00.5+01:00"),
+    "a volume beside the runtime": spec(
+        volumes=[{"name": "a", "emptyDir": {}}], volumeMounts=[{"name": "a", "mountPath": "/muster-data"}]
+    ),
     "all units": spec(maxRuntime="1d2h3m4s"),
     "any volume": spec(volumes=[{"name": "data", "csi": {"driver": "example.com", "readOnly": True}}]),
     "session's own variable": spec(env=[{"name": "MUSTER_SEED", "value": "7"}]),

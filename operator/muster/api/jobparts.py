@@ -14,6 +14,7 @@ from muster.api.rules import (
     CAPACITY_RULES,
     CLOSENESS_RULES,
     DISRUPTION_WINDOW_RULE,
+    GRACE_RULE,
     MAX_RUNTIME_RULE,
     READY_TIMEOUT_RULE,
     RESTART_WINDOW_RULE,
@@ -211,7 +212,7 @@ class JobDefaults(Model):
     """How long a gang may take from placement to its barrier."""
     max_runtime: Annotated[Duration, MAX_RUNTIME_RULE] | None = None
     """How long a job may train in all."""
-    termination_grace_period: Duration | None = None
+    termination_grace_period: Annotated[Duration, GRACE_RULE] | None = None
     """Time that a pod has to save and end."""
     ttl_after_finished: Duration | None = None
     """How long an ended job stays."""

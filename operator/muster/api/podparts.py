@@ -62,6 +62,10 @@ EnvName = Annotated[
     ),
 ]
 FilePath = Annotated[str, Len(1, 1024)]
+_NOT_MUSTERS: Final = Rule(
+    "!self.matches('^/+muster/*$')",
+    "/muster has the runtime that Muster brings along, and a volume there would hide it: mount it elsewhere",
+)
 
 
 class MountPropagation(str, Enum):
@@ -198,7 +202,7 @@ class VolumeMount(Model):
 
     name: Label63
     """Name of the volume."""
-    mount_path: FilePath
+    mount_path: Annotated[FilePath, _NOT_MUSTERS]
     """Folder in the container."""
     sub_path: FilePath | None = None
     """Folder in the volume; its root when left out."""

@@ -175,6 +175,18 @@ MAX_RUNTIME_RULE: Final = above_zero(
     "maxRuntime is 0, so the job would end before it has trained: give it some, like 12h, or leave it out for no limit"
 )
 
+GRACE_RULE: Final = above_zero(
+    "with no time at all no checkpoint is saved when the job is told to stop, and others get its room before its "
+    "processes have ended: give some, like 2m, or leave it out for 2m"
+)
+
+INTERVAL_RULE: Final = above_zero(
+    "no time at all is no interval, and nothing would be saved by time: give some, like 10m, or leave it out; "
+    "everySteps: 1 saves at each step"
+)
+
+COMMAND_RULE: Final = Rule("self[0] != ''", "the command begins with nothing: write what is run first, like python")
+
 RESTART_WINDOW_RULE: Final = above_zero(
     "within no time at all no failure counts, and limits nothing: give it some, like 1d, or leave window out for 1d"
 )

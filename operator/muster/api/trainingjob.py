@@ -39,7 +39,10 @@ from muster.api.podparts import (
 )
 from muster.api.rules import (
     CHECKPOINT_RULES,
+    COMMAND_RULE,
     ENCRYPTION_RULES,
+    GRACE_RULE,
+    INTERVAL_RULE,
     JOB_RULES,
     MAX_RUNTIME_RULE,
     READY_TIMEOUT_RULE,
@@ -230,7 +233,7 @@ class Checkpoint(Model):
 
     uri: S3Uri
     """`s3://BUCKET/PREFIX`. The bucket must exist; the prefix belongs to this job alone."""
-    interval: DurationOrAuto | None = None
+    interval: Annotated[DurationOrAuto, INTERVAL_RULE] | None = None
     """Time between checkpoints, like 10m, or auto: that at which saves and lost work cost the least together, by what a
     save costs this run and how often nodes of its `capacity` fail. Left out: 10m, or none by time when `everySteps` is
     set."""
@@ -274,7 +277,7 @@ class TrainingJobSpec(Model):
     """Name of the TrainingQueue that the job waits in and whose quota it uses."""
     image: Annotated[str, Len(1, 1024), matches(r"^[^\s]+$", "an image reference has no spaces")]
     """Image with Python 3.10 or newer, torch 2.6 or newer, and the training script. Muster brings its own runtime."""
-    command: Annotated[tuple[Argument, ...], Len(1, 64)]
+    command: Annotated[tuple[Argument, ...], Len(1, 64), COMMAND_RULE]
     """The training command, as it would be typed for one process: `[python, train.py]`. It is not given to a shell; as
     in any pod, `$(NAME)` is replaced by a variable of `env`, and `$$` by `$`."""
     args: Annotated[tuple[Argument, ...], Len(0, 256)] | None = None
@@ -343,7 +346,7 @@ class TrainingJobSpec(Model):
     """Secrets for pulling the image."""
     service_account_name: ObjectName | None = None
     """The pods' service account; they get no token of it unless `podTemplate` asks for one."""
-    termination_grace_period: Duration | None = None
+    termination_grace_period: Annotated[Duration, GRACE_RULE] | None = None
     """Time that a pod has to save and end once it is told to. Left out: 2m."""
 
 
