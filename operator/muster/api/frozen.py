@@ -18,6 +18,10 @@ from muster.api.trainingjob import TrainingJobSpec
 OF_PLACEMENT: Final = (*FROZEN_WHILE_ADMITTED, "volumes", "podTemplate", "imagePullSecrets")
 """Fields that the pods of a gang are made from, and those that say where it may lie."""
 
+OF_PODS: Final = ("checkpoint", "numerics", "hang", "health", "terminationGracePeriod")
+"""Fields that the pods of a gang are made from, too, and that may be edited while it runs. Its ranks do the same by
+them, so no pod is made of others than the gang's own."""
+
 OF_PROMISE: Final = (*OF_PLACEMENT, "workers", "capacity", "priorityClassName")
 """Fields that the planner looked at when it chose the nodes."""
 

@@ -150,6 +150,9 @@ class Placement(Model):
     spec: SpecHash = ""
     """Hash of the fields of the spec that keep their value while the placement stands. When they change nevertheless,
     the gang is stopped and starts again with the new ones."""
+    pods: SpecHash = ""
+    """Hash of the fields of the spec that its pods are made from, and that may be edited while it runs. Where they have
+    changed no pod is made for it: it starts again whole."""
     base: Count | None = None
     """Of a gang with a safe base (`capacity.base`): how many workers, the first, are on that kind of capacity. Those
     behind them are on the other."""

@@ -121,6 +121,7 @@ class Decisions:
             flavour=_flavour(snapshot, admission.flavour),
             gpus_per_worker=record.spec.gpus_per_worker,
             spec=record.placement_hash,
+            pods=record.pods_hash,
             base=admission.base or None,
             **_kinds(snapshot, admission, record),
             yields=admission.yields,

@@ -12,7 +12,7 @@ from typing import Final
 
 from muster.api.defaults import used
 from muster.api.effective import EffectiveSpec, effective_spec
-from muster.api.frozen import OF_PLACEMENT, OF_PROMISE, frozen_hash
+from muster.api.frozen import OF_PLACEMENT, OF_PODS, OF_PROMISE, frozen_hash
 from muster.api.jobparts import JobDefaults
 from muster.api.names import ConditionType, Phase
 from muster.api.placement import Placement, Promise
@@ -47,8 +47,8 @@ ASK_AGAIN: Final = 5.0
 """Seconds between two requests to delete the same object."""
 
 
-def _both_hashes(spec: TrainingJobSpec) -> tuple[str, str]:
-    return frozen_hash(spec, OF_PLACEMENT), frozen_hash(spec, OF_PROMISE)
+def _all_hashes(spec: TrainingJobSpec) -> tuple[str, str, str]:
+    return frozen_hash(spec, OF_PLACEMENT), frozen_hash(spec, OF_PROMISE), frozen_hash(spec, OF_PODS)
 
 
 def _used_of(template: JobDefaults | None) -> Once[TrainingJobSpec, JobDefaults | None]:
@@ -62,7 +62,7 @@ def _effective_with(defaults: JobDefaults | None) -> Once[TrainingJobSpec, Effec
 # Jobs whose specs say the same share what is made of them, in each queue's template.
 _used: Final = Once(_used_of)
 _effective: Final = Once(_effective_with)
-_hashes: Final = Once(_both_hashes)
+_hashes: Final = Once(_all_hashes)
 
 
 @lru_cache(maxsize=8)
@@ -261,6 +261,11 @@ class Record:
     def promise_hash(self) -> str:
         """Of the spec's fields that a promise stands for."""
         return _hashes(self.job.spec)[1]
+
+    @property
+    def pods_hash(self) -> str:
+        """Of the spec's fields that may be edited while a gang runs whose pods are made from them."""
+        return _hashes(self.job.spec)[2]
 
     def take(self, job: TrainingJob) -> bool:
         """Accept a state of the job, unless it is older than the known one. True if it was taken."""

@@ -84,6 +84,7 @@ class Situations:
             claim=self.claims.written(record.uid, _claimed(record)),
             facts=record.facts,
             placement_hash=record.placement_hash if placement else "",
+            pods_hash=record.pods_hash if placement else "",
             promise_hash=record.promise_hash if placement or promise else "",
             edit=record.edit,
             heard=record.heard,

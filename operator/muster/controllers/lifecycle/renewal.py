@@ -6,6 +6,9 @@ edit of a job that waits can meet its placement, and some fields its rules canno
 A gang that runs is not stopped for a spec that it could not start again with: first the API server is asked whether it
 takes the pods. Where it doesn't, the gang runs on as it was made until the edit is mended or taken back. No pod is made
 of such a spec, so a lost worker ends that, too.
+
+Other fields that pods are made from may be edited, such as `numerics` and most of `checkpoint`: a gang that is whole
+runs on as it was made, and gets them with its next start. One that needs a pod starts again whole.
 """
 
 from __future__ import annotations
@@ -33,6 +36,14 @@ def edited(status: TrainingJobStatus, spec: EffectiveSpec, placement_hash: str) 
     return not as_placed or not (spec.elastic or placement.workers == spec.replicas)
 
 
+def makes_no_pods(turn: Turn) -> bool:
+    """Whether a pod that is made now would be of another spec than the present gang's others, which is no worker of
+    theirs: ranks that watch their losses, and others that don't, wait for one another in vain."""
+    placement = turn.status.placement
+    others = placement is not None and placement.pods not in ("", turn.s.pods_hash)
+    return others or edited(turn.status, turn.s.spec, turn.s.placement_hash)
+
+
 def whole(status: TrainingJobStatus) -> bool:
     """Whether the gang trains and waits for no worker that is made anew, so that it needs nothing of its spec."""
     return is_true(status, ConditionType.RUNNING) and (status.placement is None or status.placement.replacing is None)
@@ -41,6 +52,8 @@ def whole(status: TrainingJobStatus) -> bool:
 def renew(turn: Turn) -> bool:
     """Stop a gang that was placed for another spec, unless it could not start again with the one that it has now."""
     if not edited(turn.status, turn.s.spec, turn.s.placement_hash):
+        if not whole(turn.status) and makes_no_pods(turn):
+            return _start_again(turn)
         if is_true(turn.status, ConditionType.EDIT_REFUSED):
             again = "the spec is again the one that the gang runs"
             turn.draft.condition(ConditionType.EDIT_REFUSED, False, Reason.EDIT_TAKEN_BACK.value, again)
@@ -49,6 +62,10 @@ def renew(turn: Turn) -> bool:
         if turn.s.edit.message:
             _refuse(turn)
         return False
+    return _start_again(turn)
+
+
+def _start_again(turn: Turn) -> bool:
     turn.tell(EventReason.RESTARTING, _CHANGED)
     turn.stop(Reason.RESTARTING, _CHANGED)
     return True

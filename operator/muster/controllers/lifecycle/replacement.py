@@ -93,8 +93,7 @@ def _losses(turn: Turn, placement: Placement) -> list[End]:
     again = all(placement.attempt_of(end.index) + 1 < MOST for end in losses)
     # A gang whose launchers have never answered could not be told of its new members.
     reachable = turn.status.incarnation is not None
-    # A pod of another spec than the others' is no worker of theirs.
-    as_made = not renewal.edited(turn.status, turn.s.spec, turn.s.placement_hash)
+    as_made = not renewal.makes_no_pods(turn)
     return losses if alone and again and reachable and as_made and turn.s.claim is None else []
 
 

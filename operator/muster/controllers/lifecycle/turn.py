@@ -144,8 +144,8 @@ class Situation:
         bad_node_avoided: seconds for which the job stays away from a node that is broken; 0: it doesn't.
         claim: the written promise of another job that counts on this one's room, or None.
         facts: what ended launchers have told.
-        placement_hash, promise_hash: of the spec's fields that a placement and a promise stand for; see
-            `muster.api.frozen`.
+        placement_hash, pods_hash, promise_hash: of the spec's fields that a placement, its pods and a promise stand
+            for; see `muster.api.frozen`.
         edit: of the spec, where a running gang was placed for another one.
         heard: what an Event says of a pod of the gang that is being created for long, or None.
         capacity: what became of the request for more nodes, or None.
@@ -181,6 +181,7 @@ class Situation:
     claim: Claim | None = None
     facts: Facts = NO_FACTS
     placement_hash: str = ""
+    pods_hash: str = ""
     promise_hash: str = ""
     edit: Edit = NO_EDIT
     heard: Heard | None = None

@@ -10,7 +10,7 @@ from typing import Any
 from muster.api import names
 from muster.api.common import find_condition
 from muster.api.effective import effective_spec
-from muster.api.frozen import OF_PLACEMENT, OF_PROMISE, frozen_hash
+from muster.api.frozen import OF_PLACEMENT, OF_PODS, OF_PROMISE, frozen_hash
 from muster.api.placement import Placement
 from muster.api.trainingjob import TrainingJob
 from muster.cluster.overrides import RUNTIME
@@ -178,6 +178,7 @@ class Case:
             edit=self.judged,
             facts=told_by(self.gang(), self.facts),
             placement_hash=frozen_hash(self.job.spec, OF_PLACEMENT),
+            pods_hash=frozen_hash(self.job.spec, OF_PODS),
             promise_hash=frozen_hash(self.job.spec, OF_PROMISE),
         )
 
@@ -215,12 +216,12 @@ class Case:
     def place(self, *nodes: str) -> None:
         """What the loop does with the planner's choice."""
         generation = (self.job.status.placements or 0) + 1
-        hash_ = frozen_hash(self.job.spec, OF_PLACEMENT)
+        hash_, pods = (frozen_hash(self.job.spec, fields) for fields in (OF_PLACEMENT, OF_PODS))
         spares = nodes[self.job.spec.workers.replicas :] if self.job.spec.workers.spares else ()
         workers = nodes[: len(nodes) - len(spares)]
         each = self.job.spec.workers.gpus_per_worker or 0
         placement = Placement.of(
-            generation, workers, spares=spares, placed_at=self.now, gpus_per_worker=each, spec=hash_
+            generation, workers, spares=spares, placed_at=self.now, gpus_per_worker=each, spec=hash_, pods=pods
         )
         status = admitted(self.job, placement, self.now)
         self.job = TrainingJob.from_raw(self.job.to_raw() | {"status": status.to_raw()})

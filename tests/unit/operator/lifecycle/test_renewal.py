@@ -147,6 +147,61 @@ def test_a_worker_of_another_spec_is_never_made() -> None:
     assert waits.phase != "Running"
 
 
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"numerics": {"action": "skip"}},
+        {"checkpoint": {"uri": "s3://models/llama", "endpoint": "https://other.example.com"}},
+        {"terminationGracePeriod": "10m"},
+    ],
+)
+def test_a_worker_that_would_do_other_than_the_rest_is_never_made(edit: dict[str, Any]) -> None:
+    """Who watches the losses sums them up over all ranks; a shard that goes to another store is in no checkpoint."""
+    case = Case(trainingjob(checkpoint={"uri": "s3://models/llama"}))
+    case.start()
+    case.edit(**edit)
+    case.settle()
+    assert case.phase == "Running", "the gang as it is needs nothing of it"
+    case.vanish(case.worker(1).name)
+    case.settle()
+    assert (case.phase, case.job.status.failures) == ("Restarting", None)
+    assert case.job.status.placement is not None
+    assert case.job.status.placement.replacing is None
+    case.vanish()
+    case.settle()
+    case.start()
+    assert case.is_true(ConditionType.RUNNING)
+    case.vanish(case.worker(1).name)
+    case.settle()
+    assert case.job.status.placement.replacing is not None, "all are of the new spec now"
+
+
+def test_a_gang_that_starts_takes_up_where_its_checkpoints_are_to_be() -> None:
+    """It may be edited for that very reason: the launcher tries a store for minutes that it can't reach."""
+    case = Case(trainingjob(checkpoint={"uri": "s3://models/llama", "endpoint": "https://wrong.example.com"}))
+    case.settle()
+    case.place("n0", "n1")
+    case.settle()
+    case.edit(checkpoint={"uri": "s3://models/llama", "endpoint": "https://right.example.com"})
+    case.settle()
+    assert case.phase == "Restarting"
+    assert "starts again with the new spec" in case.message()
+
+
+def test_an_older_operators_gang_is_as_it_was_made() -> None:
+    """It has not written down of which spec its pods are."""
+    case = running()
+    placement = case.job.status.placement
+    assert placement is not None
+    known = placement.model_copy(update={"pods": ""})
+    case.job = case.job.model_copy(update={"status": case.job.status.model_copy(update={"placement": known})})
+    case.edit(numerics={"action": "skip"})
+    case.vanish(case.worker(1).name)
+    case.settle()
+    assert case.job.status.placement is not None
+    assert case.job.status.placement.replacing is not None
+
+
 def test_a_run_that_ends_under_a_refused_edit_has_ended() -> None:
     case = refused()
     for index in (0, 1):
