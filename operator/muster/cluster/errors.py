@@ -17,7 +17,7 @@ class ApiError(Exception):
     """
 
     def __init__(self, status: int, reason: str, message: str, details: Mapping[str, Any] | None = None) -> None:
-        super().__init__(f"{status} {reason}: {message}")
+        super().__init__(f"{' '.join(filter(None, (str(status), reason)))}: {message}")
         self.status = status
         self.reason = reason
         self.message = message

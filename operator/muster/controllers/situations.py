@@ -87,6 +87,7 @@ class Situations:
             pods_hash=record.pods_hash if placement else "",
             promise_hash=record.promise_hash if placement or promise else "",
             edit=record.edit,
+            namespace_ends=self.cache.terminating(record.identity.namespace),
             heard=record.heard,
             capacity=record.capacity,
             gpu_type=record.gpu_type,

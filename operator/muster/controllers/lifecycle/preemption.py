@@ -22,6 +22,8 @@ OWN: Final = frozenset({MoveReason.GROWN.value, MoveReason.PROMOTED.value, MoveR
 
 _NO_PREEMPTIONS: Final = OWN | {MoveReason.DRAINED.value}
 
+NAMESPACE_ENDS: Final = "its namespace is being deleted"
+
 REMEMBERED: Final = 32
 """Preemptions of which the moment is kept."""
 
@@ -125,7 +127,8 @@ def hand_over(turn: Turn) -> bool:
 
 
 def drop_promise(turn: Turn) -> bool:
-    """End a promise that no longer means this job: suspended, or edited in what the planner looked at."""
+    """End a promise that no longer means this job: suspended, edited in what the planner looked at, or about to go with
+    its namespace, which takes until the last pod there has ended."""
     promise = turn.status.promise
     if promise is None:
         return False
@@ -133,6 +136,8 @@ def drop_promise(turn: Turn) -> bool:
         why = "spec.suspend is true"
     elif promise.spec and promise.spec != turn.s.promise_hash:
         why = "the spec has changed; the job is planned anew"
+    elif turn.s.namespace_ends:
+        why = f"{NAMESPACE_ENDS}, and the job with it"
     else:
         return False
     turn.draft.set(promise=None)

@@ -147,6 +147,7 @@ class Situation:
         placement_hash, pods_hash, promise_hash: of the spec's fields that a placement, its pods and a promise stand
             for; see `muster.api.frozen`.
         edit: of the spec, where a running gang was placed for another one.
+        namespace_ends: the job's namespace is being deleted: nothing can be made there.
         heard: what an Event says of a pod of the gang that is being created for long, or None.
         capacity: what became of the request for more nodes, or None.
         gpu_type: of the present placement's nodes; "" where that is not known.
@@ -184,6 +185,7 @@ class Situation:
     pods_hash: str = ""
     promise_hash: str = ""
     edit: Edit = NO_EDIT
+    namespace_ends: bool = False
     heard: Heard | None = None
     capacity: Capacity | None = None
     gpu_type: str = ""

@@ -18,6 +18,7 @@ from muster.cluster.status import is_true, reason_of
 from muster.cluster.views import PodView
 from muster.controllers.lifecycle import hindrance
 from muster.controllers.lifecycle.causes import Kind, end_of
+from muster.controllers.lifecycle.preemption import NAMESPACE_ENDS
 from muster.controllers.lifecycle.turn import TERMINAL, Turn
 
 UNSCHEDULABLE_PATIENCE: Final = 3.0
@@ -66,6 +67,8 @@ def _obstacles(turn: Turn) -> Iterator[Obstacle]:
     assert placement is not None
     if refusal is not None and refusal.generation == placement.generation:
         yield Obstacle(Reason.POD_REFUSED.value, refusal.message)
+    if turn.s.namespace_ends and len(turn.gang) < placement.workers:
+        yield Obstacle(Reason.POD_REFUSED.value, f"{NAMESPACE_ENDS}, so no pod can be made there")
     for pod in sorted(turn.gang, key=lambda pod: pod.index):
         yield from of_pod(turn, pod)
     waited = turn.since(placement.placed_at)

@@ -140,6 +140,7 @@ class Case:
     priority: int = 0
     no_priority: str = ""
     judged: Edit = NO_EDIT
+    namespace_ends: bool = False
     notes: list[Note] = field(default_factory=list)
     writes: int = 0
     deleted_job: bool = False
@@ -176,6 +177,7 @@ class Case:
             priority=self.priority,
             no_priority=self.no_priority,
             edit=self.judged,
+            namespace_ends=self.namespace_ends,
             facts=told_by(self.gang(), self.facts),
             placement_hash=frozen_hash(self.job.spec, OF_PLACEMENT),
             pods_hash=frozen_hash(self.job.spec, OF_PODS),

@@ -187,6 +187,30 @@ def test_a_refused_pod_withdraws_the_gang_and_waits() -> None:
     assert case.settle().plannable
 
 
+def test_a_gang_of_a_namespace_that_is_being_deleted_keeps_no_room_for_pods_that_cannot_be_made() -> None:
+    """Kubernetes deletes pods first, and jobs when the last of these is gone: with one on a dead node that is never."""
+    case = Case(trainingjob(checkpoint={"uri": "s3://models/llama"}))
+    case.start()
+    case.namespace_ends = True
+    case.settle()
+    assert case.phase == "Running"
+    for pod in list(case.pods):
+        case.change(pod, terminating=True)
+    case.settle()
+    case.vanish()
+    case.settle()
+    assert (case.job.status.placement, case.job.status.promise) == (None, None)
+
+    starts = Case(trainingjob())
+    starts.settle()
+    starts.place("n0", "n1")
+    starts.namespace_ends = True
+    starts.settle()
+    assert starts.job.status.placement is None
+    assert starts.reason() == "PodRefused"
+    assert "its namespace is being deleted" in starts.message()
+
+
 def test_a_refusal_of_another_placement_is_forgotten() -> None:
     case = placed()
     case.refusal = Refusal(7, "old")
