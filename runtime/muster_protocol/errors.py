@@ -14,7 +14,8 @@ class StateError(MusterError):
 
 
 class StartError(StateError):
-    """There is no such checkpoint of another run as `checkpoint.from` names. Another start would not find it either."""
+    """There is no such checkpoint of another run as `checkpoint.from` names, or it is not whole. So it would be for
+    another start."""
 
 
 class CorruptCheckpointError(MusterError):

@@ -157,6 +157,11 @@ class Persistence:
             restored = attempt.finish(found, finished=False)
             if self._gang.leads:
                 self._keeper.hold_until_commit(hold.pop_all())
+        except CorruptCheckpointError as error:
+            raise StartError(
+                f"checkpoint.from can't be taken: {error}. Name another checkpoint, as {uri}@STEP; muster checkpoint "
+                f"verify {uri} --all tells which are whole"
+            ) from None
         except StartError:
             raise
         except StateError as error:  # the run's own uri is another one already

@@ -318,15 +318,28 @@ def test_a_prune_takes_a_start_away_only_when_the_run_has_a_checkpoint_of_its_ow
     assert "ended after step 6 began at 2" in ended.output
 
 
-def test_a_start_that_a_prune_is_deleting_is_told_by_every_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("harmed", "step", "told"),
+    [
+        ("TOMBSTONE-0", "@3", "manifest.json is being deleted by a prune"),
+        ("manifest.json", "", "manifest.json is not the manifest that was committed"),
+        ("rank-00000.0000.bin", "", "rank-00000.0000.bin is not what was saved"),
+    ],
+)
+def test_a_start_that_can_not_be_had_whole_is_told_by_every_rank(
+    harmed: str, step: str, told: str, tmp_path: Path
+) -> None:
     source = environment(tmp_path / "source", MUSTER_CHECKPOINT_EVERY_STEPS="3")
     run_gang(script(tmp_path / "source", STEPS), tmp_path / "source", 2, source).check()
-    (folder,) = (tmp_path / "source/run/step-00000003").iterdir()
-    (folder / "TOMBSTONE-0").touch()
-    start = {"MUSTER_CHECKPOINT_FROM": f"{source['MUSTER_CHECKPOINT_URI']}@3"}
-    result = run_gang(script(tmp_path / "new", STEPS), tmp_path / "new", 2, environment(tmp_path / "new", **start))
-    assert [output.count("CorruptCheckpointError: ") for output in result.outputs] == [1, 1], result.output
-    assert "manifest.json is being deleted by a prune" in result.output
+    (folder,) = (tmp_path / f"source/run/step-0000000{3 if step else 6}").iterdir()
+    content = (folder / harmed).read_bytes() if (folder / harmed).exists() else b""
+    (folder / harmed).write_bytes(b"?" + content[1:])
+    uri = source["MUSTER_CHECKPOINT_URI"]
+    start = environment(tmp_path / "new", MUSTER_CHECKPOINT_FROM=f"{uri}{step}")
+    result = run_gang(script(tmp_path / "new", STEPS), tmp_path / "new", 2, start)
+    expected = f"StartError: checkpoint.from can't be taken: {folder.as_uri()}/{told}"
+    assert [output.count(expected) for output in result.outputs] == [1, 1], result.output
+    assert f"Name another checkpoint, as {uri}@STEP" in result.output
 
 
 def test_a_warm_start_takes_the_models_that_are_there(tmp_path: Path) -> None:
