@@ -49,7 +49,7 @@ class Restored:
 
     `job` is the name of the job that saved it, or "". `source` is where it came from when that isn't the store;
     `losses`, by step, are in no record of the store yet. `older`: what was committed last is not whole, and this is an
-    older checkpoint.
+    older checkpoint. `untracked`: names of what it has and the script doesn't track.
     """
 
     run: RunState
@@ -59,6 +59,7 @@ class Restored:
     source: str = ""
     losses: tuple[tuple[int, float], ...] = ()
     older: bool = False
+    untracked: tuple[str, ...] = ()
 
 
 class Attempt:
@@ -101,7 +102,9 @@ class Attempt:
             run = RunState(**found.manifest.planner["run"])
         except (KeyError, TypeError) as error:
             raise StateError(f"{found.key} was written by another version of Muster: {error}") from error
-        return Restored(run, finished, self._random, found.manifest.job)
+        names = {tracked.name for tracked in self._objects}
+        untracked = () if self._some else tuple(found.manifest.planner.get("trees", {}).keys() - names)
+        return Restored(run, finished, self._random, found.manifest.job, untracked=untracked)
 
 
 def rng_name(rank: int) -> str:

@@ -168,6 +168,12 @@ class Saves:
         if restored.older and self._gang.rank == 0:
             self._reporter.send(reports.FellBack(0, run.step))
         self._progress.recall(restored.losses)
+        if restored.untracked:
+            names = ", ".join(map(repr, sorted(restored.untracked)))
+            self._progress.warn(
+                f"the checkpoint has {names}, which the script does not track: left out, and in no checkpoint from now "
+                "on. Track what the run tracked before, unless this is meant"
+            )
         if self._random is None:
             self._progress.log(
                 f"the checkpoint was written by {run.world_size} rank{'s' * (run.world_size != 1)}, this gang has "

@@ -44,3 +44,37 @@ def test_everything_tracked_round_trips(strategy: str, tmp_path: Path) -> None:
     tensors = find_start(store, None).manifest.planner["tensors"]
     assert "model.words.weight" in tensors
     assert "model.head.weight" not in tensors, "tied weights are stored once"
+
+
+FORGETFUL = """
+import os
+import torch
+import muster_runtime as muster
+
+session = muster.start()
+model = session.wrap(torch.nn.Linear(2, 1))
+average = torch.nn.Linear(2, 1)
+average.requires_grad_(False)
+more = {} if "FORGETS" in os.environ else {"average": average}
+session.track(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), **more)
+for step in session.steps(int(os.environ["TOTAL"])):
+    pass
+"""
+
+
+def test_what_a_script_tracks_no_more_is_told_before_it_is_in_no_checkpoint(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(FORGETFUL)
+
+    def ended(uri: str, total: int, **more: str) -> str:
+        variables = {"MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/{uri}", "TOTAL": str(total), **more}
+        return run_gang(script, tmp_path / "out", 1, variables, distributed=False).check().output
+
+    ended("run", 1)
+    start = {"MUSTER_CHECKPOINT_FROM": f"file://{tmp_path}/run"}
+    told = "WARNING: the checkpoint has 'average', which the script does not track: left out"
+    assert told not in ended("run", 2)
+    assert told in ended("new", 3, FORGETS="1", **start)
+    assert told not in ended("tuned", 1, FORGETS="1", MUSTER_CHECKPOINT_FROM_LOAD="model", **start)
+    assert told in ended("run", 3, FORGETS="1")
+    assert told not in ended("run", 4, FORGETS="1"), "that checkpoint is one without it"
