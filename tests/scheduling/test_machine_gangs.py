@@ -64,6 +64,8 @@ TRIES = 6
 class Gangs(RuleBasedStateMachine):
     """One cluster from its first job on."""
 
+    made_of: type[Cluster] = Cluster
+
     @initialize(
         gpus=st.lists(st.sampled_from([2, 4, 4]), min_size=4, max_size=8),
         spot=st.integers(0, 2),
@@ -85,7 +87,7 @@ class Gangs(RuleBasedStateMachine):
             for index in range(3)
         ]
         names = [node.name for node in nodes]
-        self.world = Cluster(
+        self.world = self.made_of(
             {node.name: node for node in nodes}, {queue.name: queue for queue in queues}, frozenset(names[:spot])
         )
         self.count = 0
