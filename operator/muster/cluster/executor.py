@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from muster.api import names
 from muster.api.common import API_VERSION, Condition
 from muster.api.placement import Placement
 from muster.api.restarts import NO_RESTARTS, InPlace
@@ -268,6 +269,14 @@ class Executor:
             return
         if any(owner.get("kind") == "TrainingJob" for owner in owners):
             outcome.incomplete = "the Service of an earlier job of this name is not gone yet"
+            return
+        uid = (found["metadata"].get("labels") or {}).get(names.JOB_UID_LABEL)
+        if uid and not owners:
+            outcome.refused = (
+                "a job of this name was deleted without what it had, as by --cascade=orphan: its Service is there, and "
+                "its pods may still train. Delete these:  kubectl delete pods,services,secrets "
+                f"-n {job.namespace} -l {names.JOB_UID_LABEL}={uid}"
+            )
             return
         outcome.refused = (
             f"a Service {found['metadata']['name']!r} that is not Muster's stands in namespace {job.namespace!r}, and "
