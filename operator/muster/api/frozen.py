@@ -18,7 +18,7 @@ from muster.api.trainingjob import TrainingJobSpec
 OF_PLACEMENT: Final = (*FROZEN_WHILE_ADMITTED, "volumes", "podTemplate", "imagePullSecrets")
 """Fields that the pods of a gang are made from, and those that say where it may lie."""
 
-OF_PODS: Final = ("checkpoint", "numerics", "hang", "health", "terminationGracePeriod")
+OF_PODS: Final = ("checkpoint", "numerics", "hang", "health.preflight", "health.slowerBy", "terminationGracePeriod")
 """Fields that the pods of a gang are made from, too, and that may be edited while it runs. Its ranks do the same by
 them, so no pod is made of others than the gang's own."""
 

@@ -188,6 +188,15 @@ def test_a_gang_that_starts_takes_up_where_its_checkpoints_are_to_be() -> None:
     assert "starts again with the new spec" in case.message()
 
 
+def test_a_lost_worker_is_made_anew_under_an_edit_that_no_pod_has() -> None:
+    case = running()
+    case.edit(health={"idle": False}, maxRuntime="3d", restart={"limit": 1})
+    case.vanish(case.worker(1).name)
+    case.settle()
+    assert case.job.status.placement is not None
+    assert case.job.status.placement.replacing is not None
+
+
 def test_an_older_operators_gang_is_as_it_was_made() -> None:
     """It has not written down of which spec its pods are."""
     case = running()
