@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -472,17 +472,23 @@ def kinds_of(made: Plan) -> Iterator[str]:
     yield from ("broken" for _ in made.broken)
 
 
-def test_gangs_are_kept_in_any_sequence() -> None:
+def run_until_often(
+    machines: type[RuleBasedStateMachine], counted: Counter[str], kinds: Iterable[str], sequences: int
+) -> None:
     """As many sequences as it takes until each kind of decision was often made; far more than that is a failure."""
     often = settings(
-        max_examples=SEQUENCES, stateful_step_count=STEPS, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=sequences, stateful_step_count=STEPS, deadline=None, suppress_health_check=list(HealthCheck)
     )
-    COUNTED.clear()
+    counted.clear()
     for number in range(TRIES):
         # Where Hypothesis derives its draws from the test, as it does in CI, each batch would be the first once more.
-        machine = seed(number)(Gangs) if often.derandomize else Gangs
+        machine = seed(number)(machines) if often.derandomize else machines
         run_state_machine_as_test(machine, settings=often)
-        rare = {kind: COUNTED[kind] for kind in KINDS if COUNTED[kind] < OFTEN}
+        rare = {kind: counted[kind] for kind in kinds if counted[kind] < OFTEN}
         if not rare:
             break
     assert not rare, f"these decisions are hardly ever made, so the sequences prove little of them: {rare}"
+
+
+def test_gangs_are_kept_in_any_sequence() -> None:
+    run_until_often(Gangs, COUNTED, KINDS, SEQUENCES)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from trained import ENDS, MARKS, TRAINS
 
 from muster_protocol import launcher_api as api
 from muster_protocol.exits import Cause
@@ -22,23 +23,7 @@ pytestmark = pytest.mark.runtime
 
 MakeGang = Callable[..., Any]
 
-SCRIPT = """
-import torch
-import muster_runtime as muster
-folder = Path(__file__).parent
-session = muster.start()
-model = session.wrap(torch.nn.Linear(4, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-session.track(model=model, optimizer=optimizer)
-for step in session.steps(10**6):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    if step == 3: mark("trains")
-    if session.is_leader and (folder / "end").exists():
-        os.kill(os.getppid(), signal.SIGTERM)
-    time.sleep(0.01)
-"""
+SCRIPT = TRAINS + MARKS + ENDS
 
 
 def test_a_gang_saves_when_it_is_asked_and_trains_on(make_gang: MakeGang, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from hack.s3server import S3Server
+from trained import ENDS, MARKS, TRAINS
 
 from muster_protocol import launcher_api as api
 from muster_protocol.checkpoints.s3 import S3Store
@@ -29,27 +30,13 @@ pytestmark = pytest.mark.runtime
 
 MakeGang = Callable[..., Any]
 
-SCRIPT = """
-import torch
-import muster_runtime as muster
-from muster_runtime.session import profiling
-folder = Path(__file__).parent
-def fails(**options):
-    raise RuntimeError("Profiler is already enabled on this thread")
-session = muster.start()
-model = session.wrap(torch.nn.Linear(4, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-session.track(model=model, optimizer=optimizer)
-for step in session.steps(10**6):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    if step == 3: mark("trains")
-    if (folder / "fails").exists(): profiling.profile = fails
-    if session.is_leader and (folder / "end").exists():
-        os.kill(os.getppid(), signal.SIGTERM)
-    time.sleep(0.01)
+FAILS = """
+    from muster_runtime.session import profiling
+    def fails(**options):
+        raise RuntimeError("Profiler is already enabled on this thread")
+    if (Path(__file__).parent / "fails").exists(): profiling.profile = fails
 """
+SCRIPT = TRAINS + MARKS + FAILS + ENDS
 
 
 def ask(pod: Any, wish: Profile) -> int:

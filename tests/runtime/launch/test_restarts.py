@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trained import TRAINS
 
 from muster_protocol import launcher_api as api
 from muster_protocol.exits import EXIT_PREEMPTED, EXIT_USER, Cause
@@ -69,20 +70,9 @@ def test_a_killed_rank_starts_the_gang_again_in_the_same_pods(make_gang: MakeGan
         assert (facts.cause, facts.incarnation, facts.restarts) == (Cause.SUCCEEDED, 2, 1)
 
 
-SAVES = """
-import torch
-import muster_runtime as muster
-mark(f"running-{os.environ['MUSTER_INCARNATION']}")
-session = muster.start()
-model = session.wrap(torch.nn.Linear(4, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-session.track(model=model, optimizer=optimizer)
-for step in session.steps(10**6):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    time.sleep(0.01)
-"""
+SAVES = f"""
+mark(f"running-{{os.environ['MUSTER_INCARNATION']}}")
+{TRAINS}"""
 
 
 def test_a_gang_that_trains_saves_by_the_newest_word_on_how_often_nodes_fail(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from hack.s3server import BUCKET, S3Server, serving
+from trained import MARKS, TRAINS
 
 from muster_protocol.exits import Cause
 from muster_protocol.launcher_status import Phase
@@ -67,22 +68,6 @@ def test_many_jobs_that_wait_for_the_storage_all_go_on_and_leave_nothing_in_it(
     assert not [path for path in (own_server.folder / BUCKET).rglob("*") if path.is_file()]
 
 
-TRAINS = """
-import torch
-import muster_runtime as muster
-session = muster.start()
-model = session.wrap(torch.nn.Linear(4, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-session.track(model=model, optimizer=optimizer)
-for step in session.steps(10**6):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    if step == 3: mark("trains")
-    time.sleep(0.01)
-"""
-
-
 @pytest.mark.parametrize("away", [False, True])
 def test_the_end_of_a_stop_tells_whether_its_last_step_was_saved(
     *, away: bool, own_server: S3Server, make_gang: MakeGang
@@ -90,7 +75,7 @@ def test_the_end_of_a_stop_tells_whether_its_last_step_was_saved(
     """By this the operator says that a last save failed: the pods, and their logs, are gone by then."""
     run = {"MUSTER_CHECKPOINT_URI": f"s3://{BUCKET}/run", "MUSTER_CHECKPOINT_INTERVAL": "3600"}
     gang = make_gang(2, GLOO_SOCKET_IFNAME="lo", MUSTER_GRACE_SECONDS="12", **own_server.environment(**run))
-    pods = gang.all(gang.script(TRAINS))
+    pods = gang.all(gang.script(TRAINS + MARKS))
     gang.eventually(lambda: len(gang.marks("trains")) == 2, "it trains", 200)
     if away:
         own_server.stop()
