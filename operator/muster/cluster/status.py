@@ -128,6 +128,16 @@ class Draft:
         )
         self.set(conditions=set_condition(self.status.conditions, condition))
 
+    def confirm(self, *kinds: ConditionType) -> None:
+        """Say of those that are true that they are of the spec as it is now: `kubectl wait` takes no condition for true
+        that was told of an older one."""
+        told, types = self._generation, {kind.value for kind in kinds}
+        stale = [it for it in self.status.conditions if it.type in types and it.observed_generation != told]
+        for condition in stale:
+            if condition.status == "True":
+                fresh = condition.model_copy(update={"observed_generation": told})
+                self.set(conditions=set_condition(self.status.conditions, fresh))
+
     def done(self) -> TrainingJobStatus:
         """The edited status, with its phase, its generation, and the fields that only say what the spec asks for.
 

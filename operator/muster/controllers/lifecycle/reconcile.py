@@ -15,7 +15,7 @@ from muster.controllers.lifecycle.idle import stay_suspended, watch_gpus
 from muster.controllers.lifecycle.limits import keep_terms
 from muster.controllers.lifecycle.preemption import drop_promise, give_way, hand_over
 from muster.controllers.lifecycle.priority import watch_priority
-from muster.controllers.lifecycle.renewal import renew
+from muster.controllers.lifecycle.renewal import confirm, renew
 from muster.controllers.lifecycle.replacement import replace_lost
 from muster.controllers.lifecycle.resized import free_size
 from muster.controllers.lifecycle.runtime import limit_runtime, run_longer
@@ -43,6 +43,7 @@ POLICIES: Final[tuple[Policy, ...]] = (
     watch_priority,
     free_size,
     renew,
+    confirm,
     keep_terms,
     tell_capacity,
     wait,

@@ -65,6 +65,14 @@ def renew(turn: Turn) -> bool:
     return _start_again(turn)
 
 
+def confirm(turn: Turn) -> bool:
+    """Say of a gang that is as the spec wants it that this is so since an edit which it does not mind, too."""
+    status = turn.status
+    if status.placement is not None and status.stop is None and not edited(status, turn.s.spec, turn.s.placement_hash):
+        turn.draft.confirm(ConditionType.ADMITTED, ConditionType.PODS_READY, ConditionType.RUNNING)
+    return False
+
+
 def _start_again(turn: Turn) -> bool:
     turn.tell(EventReason.RESTARTING, _CHANGED)
     turn.stop(Reason.RESTARTING, _CHANGED)

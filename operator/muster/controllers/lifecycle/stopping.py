@@ -62,6 +62,7 @@ def clean_finished(turn: Turn) -> bool:
     """A finished job keeps its ended pods, for their logs; the others go, and with the last of them its hold."""
     if turn.status.finished_at is None:
         return False
+    turn.draft.confirm(ConditionType.SUCCEEDED, ConditionType.FAILED)
     clean_up(turn)
     living = [pod for pod in turn.s.pods if not pod.over]
     held = [pod for pod in living if not (pod.terminating and pod.node in turn.s.lost_nodes)]

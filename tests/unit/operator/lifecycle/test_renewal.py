@@ -82,6 +82,40 @@ def test_an_edit_that_no_gang_minds_stops_nobody(edit: dict[str, Any]) -> None:
     assert case.phase == "Running"
 
 
+def generations(case: Case, *kinds: ConditionType) -> list[int]:
+    found = {condition.type: condition for condition in case.job.status.conditions}
+    assert all(found[kind.value].status == "True" for kind in kinds)
+    return [found[kind.value].observed_generation for kind in kinds]
+
+
+def test_who_waits_for_a_condition_of_an_edited_job_gets_it() -> None:
+    """`kubectl wait` wants it told of the spec as it is now."""
+    case, life = running(), (ConditionType.ADMITTED, ConditionType.PODS_READY, ConditionType.RUNNING)
+    since = [condition.last_transition_time for condition in case.job.status.conditions]
+    case.later(60)
+    case.edit(maxRuntime="3d")
+    case.settle()
+    now = case.job.metadata.generation
+    assert now > 1
+    assert generations(case, *life) == [now] * 3
+    assert [condition.last_transition_time for condition in case.job.status.conditions] == since
+    for index in (0, 1):
+        case.end(index, exits.Cause.SUCCEEDED, 0)
+        case.settle()
+    case.edit(ttlAfterFinished="1h")
+    case.settle()
+    assert generations(case, ConditionType.SUCCEEDED) == [case.job.metadata.generation]
+
+
+def test_a_gang_that_is_not_as_its_edited_spec_wants_it_is_not_said_to_be() -> None:
+    case = running()
+    case.edit(**TYPO)
+    case.judged = Edit(judged=False)
+    case.settle()
+    assert generations(case, ConditionType.RUNNING) == [1] != [case.job.metadata.generation]
+    assert generations(refused(), ConditionType.RUNNING) == [1]
+
+
 def test_a_running_gang_is_not_stopped_before_the_api_server_has_been_asked() -> None:
     case = running()
     case.edit(**TYPO)
