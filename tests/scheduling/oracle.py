@@ -169,13 +169,27 @@ def starts_later(snapshot: Snapshot, first: Plan, again: Plan) -> set[str]:
 def any_would_be_lent(snapshot: Snapshot) -> bool:
     """Whether anybody waits who needs what other queues lend: nothing is kept for those while they are young.
 
-    What is used by jobs that yield doesn't count: these go for those who wait.
+    What is used by jobs that yield doesn't count: these go for those who wait. Where any do, what others of its queue
+    want counts, for it may be reserved for them: who yields and started behind both leaves less to borrow.
     """
     use, yields = usage(snapshot), snapshot.jobs.runs.yields
     for job in np.flatnonzero(yields).tolist():
-        for resource, held in enumerate(snapshot.jobs.held[job].tolist()):
-            use[int(snapshot.jobs.queues[job]), int(snapshot.jobs.flavours[job]), resource] -= held
-    return any(_would_be_lent(snapshot, use, job) for job in pending(snapshot))
+        _add(snapshot, use, job, snapshot.jobs.held, -1)
+    waiting, asked = pending(snapshot), snapshot.jobs.requests * snapshot.jobs.workers[:, None]
+    for job in waiting:
+        others = dict(use)
+        for other in waiting if yields.any() else ():
+            if other != job:
+                _add(snapshot, others, other, asked, 1)
+        if _would_be_lent(snapshot, others, job):
+            return True
+    return False
+
+
+def _add(snapshot: Snapshot, use: dict[tuple[int, int, int], int], job: int, amounts: Int, sign: int) -> None:
+    queue, flavour = int(snapshot.jobs.queues[job]), int(snapshot.jobs.flavours[job])
+    for resource, amount in enumerate(amounts[job].tolist()):
+        use[queue, flavour, resource] = use.get((queue, flavour, resource), 0) + sign * amount
 
 
 def _would_be_lent(snapshot: Snapshot, use: dict[tuple[int, int, int], int], job: int) -> bool:
