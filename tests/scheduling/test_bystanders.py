@@ -1,4 +1,4 @@
-"""A plan that tells nobody why they wait leaves jobs out; it must decide the same as one that looks at all of them."""
+"""A plan that tells nobody why gives some jobs no look; it must decide the same as one that looks at all of them."""
 
 from __future__ import annotations
 

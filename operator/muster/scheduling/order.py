@@ -23,7 +23,7 @@ plan, and the others keep their order: a plan that was carried out gives no othe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import Final
 
@@ -54,23 +54,20 @@ class Ordering:
     only their waiting jobs count.
     """
 
-    def __init__(self, snapshot: Snapshot, left_out: Collection[int] = ()) -> None:
-        """`left_out`: rows of pending jobs that are not to be given out."""
+    def __init__(self, snapshot: Snapshot) -> None:
         self._jobs = snapshot.jobs
         steps = ages(snapshot)
         self._oldest: list[bool] = (steps >= AGE_STEPS).tolist()
         self._line: int | None = None  # of the job that was given last, which is at `_at`; its run goes up to `_end`
         self._at = self._end = 0
         self.passed: set[int] = set()
-        out: Mask = np.zeros(len(snapshot.jobs.uids), dtype=np.bool_)
-        out[list(left_out)] = True
-        pending = np.flatnonzero(snapshot.jobs.pending & ~out)
+        pending = np.flatnonzero(snapshot.jobs.pending)
         self._alone: list[int] | None = None
         if len(pending) <= 1 and not snapshot.jobs.runs.yields.any():
             self._alone = pending.tolist()  # nobody to be compared with
             return
         self._parts = parts(snapshot) * _WHOLE
-        self._lines = _Lines(snapshot, self._parts, steps, _counted(snapshot, out))
+        self._lines = _Lines(snapshot, self._parts, steps, _counted(snapshot))
         self._tree = _Branches(snapshot, self._lines)
 
     def __iter__(self) -> Iterator[int]:
@@ -200,16 +197,15 @@ class _Lines:
             self.carried.setdefault(key // count, []).append((key % count, sum_))
 
 
-def _counted(snapshot: Snapshot, out: Mask) -> Int:
+def _counted(snapshot: Snapshot) -> Int:
     """Rows that have a say in the order: where queues are compared with their siblings alone, those of a queue in which
     nobody waits or yields have none."""
     jobs, queues = snapshot.jobs, snapshot.queues
-    counted = ~out
-    if _only_siblings(queues.parents):
-        lively = np.zeros(len(queues.names) + 1, dtype=np.bool_)  # the last is of those without a queue
-        lively[jobs.queues[(jobs.pending | jobs.runs.yields) & counted]] = True
-        counted &= lively[jobs.queues]
-    return counted.nonzero()[0]
+    if not _only_siblings(queues.parents):
+        return np.arange(len(jobs.uids))
+    lively = np.zeros(len(queues.names) + 1, dtype=np.bool_)  # the last is of those without a queue
+    lively[jobs.queues[jobs.pending | jobs.runs.yields]] = True
+    return lively[jobs.queues].nonzero()[0]
 
 
 def _only_siblings(parents: Index) -> bool:

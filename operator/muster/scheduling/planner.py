@@ -33,7 +33,7 @@ kept waiting starts in the next plan, which the admissions bring about.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 import numpy as np
@@ -68,22 +68,11 @@ _ABLE = frozenset((Fate.QUOTA, Fate.ROOM, Fate.WINDOW))
 
 def plan(snapshot: Snapshot, policy: Policy = DEFAULT) -> Plan:
     """Decide over one snapshot. Pure: the same snapshot and policy always give the same plan."""
-    made = None if policy.explain else _plan(snapshot, policy, everybody=False)
-    made = made or _plan(snapshot, policy, everybody=True)
-    assert made is not None, "a plan that leaves nobody out is always made"
-    return made
-
-
-def _plan(snapshot: Snapshot, policy: Policy, *, everybody: bool) -> Plan | None:
-    """The plan, or None if nobody may be left out: see `muster.scheduling.bystanders`."""
     round_ = Round(snapshot, policy)
     heads = Heads(round_)
     withdraw(round_)
     starting = Starting(round_, heads)
-    verdicts = _start_in_order(round_, heads, starting, everybody=everybody)
-    if verdicts is None:
-        return None
-    verdicts = improve(round_, heads, starting.owners, verdicts)
+    verdicts = improve(round_, heads, starting.owners, _start_in_order(round_, heads, starting))
     going = {each.uid for each in round_.evictions}
     told: Told | tuple[()] = ()
     growth: Growth | None = None
@@ -118,11 +107,12 @@ def _kept_alone(made: Plan) -> Plan:
     )
 
 
-def _start_in_order(round_: Round, heads: Heads, starting: Starting, *, everybody: bool) -> list[Verdict] | None:
-    """Admit who can start. Returns those who wait, first in rank first; None if nobody may be left out."""
+def _start_in_order(round_: Round, heads: Heads, starting: Starting) -> list[Verdict]:
+    """Admit who can start. Returns those who wait, first in rank first."""
     preempting = Preempting(round_, starting.owners, starting.choices)
-    bystanders = None if everybody else Bystanders(round_, starting, preempting)
-    deciding = Deciding(round_, heads, starting, preempting, _order(round_, bystanders.rows if bystanders else ()))
+    deciding = Deciding(round_, heads, starting, preempting, _order(round_))
+    bystanders = None if round_.policy.explain else Bystanders(round_, starting, preempting)
+    by: Set[int] = bystanders.rows if bystanders else frozenset()
     alike, obstacles = _alike(round_), starting.obstacles
     verdicts: list[Verdict] = []
     # Where the shortest come first, one that is shorter may ask whom the others may not.
@@ -134,6 +124,8 @@ def _start_in_order(round_: Round, heads: Heads, starting: Starting, *, everybod
         verdict = obstacles.get(job)
         if job in deciding.early:
             verdict = deciding.count(job)
+        elif job in by:
+            verdict = Verdict(job, _QUOTA)
         elif verdict is None:
             same = known.get(alike[job])
             if same is not None and work[job] >= work[same.job] and closes[job] <= closes[same.job]:
@@ -143,16 +135,12 @@ def _start_in_order(round_: Round, heads: Heads, starting: Starting, *, everybod
                 if state != round_.state:
                     known.clear()
                     state = round_.state
-                    if bystanders and bystanders.concerned():
-                        return None
+                    if by and bystanders:
+                        bystanders.look_again()
                 elif verdict is not None and verdict.common:
                     known[alike[job]] = verdict
         if verdict is not None:
             verdicts.append(verdict)
-    if bystanders:
-        if deciding.early or deciding.put_off:
-            return None
-        verdicts += bystanders.verdicts()
     return _ask_again(round_, heads, preempting, deciding.with_those_put_off(verdicts))
 
 
@@ -165,10 +153,8 @@ def _alike(round_: Round) -> list[int]:
     return numbers
 
 
-def _order(round_: Round, left_out: Collection[int]) -> Ordering | FirstSubmitted:
-    if round_.policy.fairness:
-        return Ordering(round_.snapshot, left_out)
-    return FirstSubmitted(round_.snapshot.jobs, left_out)
+def _order(round_: Round) -> Ordering | FirstSubmitted:
+    return Ordering(round_.snapshot) if round_.policy.fairness else FirstSubmitted(round_.snapshot.jobs)
 
 
 def _ask_again(round_: Round, heads: Heads, preempting: Preempting, verdicts: list[Verdict]) -> list[Verdict]:

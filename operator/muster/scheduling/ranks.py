@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any, Final, TypeVar
 
@@ -158,15 +158,13 @@ def in_order(keys: tuple[Int | Seconds, ...], uids: Sequence[str], rows: Int) ->
 class FirstSubmitted:
     """The order without fairness: priority, first submit, uid. In place of `Ordering`; `passed` has who yields only."""
 
-    def __init__(self, jobs: Jobs, left_out: Collection[int] = ()) -> None:
-        self._all, self._left_out = jobs, left_out
+    def __init__(self, jobs: Jobs) -> None:
+        self._all = jobs
         self._running = np.flatnonzero(jobs.runs.yields).tolist()
         self.passed: set[int] = set()
 
     def __iter__(self) -> Iterator[int]:
         for job in pending_by_rank(self._all).tolist():
-            if job in self._left_out:
-                continue
             self.passed = {row for row in self._running if self._rank(row) < self._rank(job)}
             yield job
 
