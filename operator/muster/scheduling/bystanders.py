@@ -17,6 +17,9 @@ from muster.scheduling.ranks import AGE_STEPS, ages, works
 from muster.scheduling.rounds import Round
 from muster.scheduling.starting import Starting
 
+FEW = 64
+"""Up to so many that lack quota it is faster to look at each than to find out who need not be looked at."""
+
 
 class Bystanders:
     """
@@ -28,7 +31,7 @@ class Bystanders:
         self._round, self._preempting = round_, preempting
         self._by_tree: dict[int, list[list[int]]] = {}
         self.rows: set[int] = set()
-        for group in _alike(round_, starting):
+        for group in _alike(round_, starting) if len(starting.short) > FEW else ():
             if not self._concerns(group[0]):
                 self.rows.update(group)
                 self._by_tree.setdefault(round_.used.circle(round_.queue_of[group[0]]), []).append(group)

@@ -117,16 +117,18 @@ def _may_move(wants: Demand, coming: Coming, pace: Pace) -> Mask:
     asked &= in_time(snapshot, job)
     asked[list(coming.gone)] = False
     asked[job] = False
-    open_, choices = OpenRoom(snapshot, wants.tree, wants.room.open + coming.room), Choices(snapshot)
-    workers, same, elsewhere = np.diff(runs.first), _same(wants), _elsewhere(wants)
+    same, elsewhere = _same(wants), _elsewhere(wants)
     for row, base in snapshot.jobs.bases.items():
         # Its gang would start again on the base's nodes, and may be unable to; and a base that moves goes on alone.
         asked[row] &= base_stands(snapshot, row)
         asked[base] &= not snapshot.jobs.sizes.least[row]
-    for row in np.flatnonzero(asked).tolist():
-        filter_ = choices.current(row)
-        swaps = same[row] and not elsewhere[filter_]
-        asked[row] = not swaps and open_.slots(row, filter_)[1] >= workers[row]
+    rows, choices = np.flatnonzero(asked), Choices(snapshot)
+    filters = np.array([choices.current(row) for row in rows.tolist()], dtype=np.int64)
+    stays = ~same[rows] | elsewhere[filters]
+    asked[rows[~stays]] = False
+    rows, filters = rows[stays], filters[stays]
+    open_ = OpenRoom(snapshot, wants.tree, wants.room.open + coming.room)
+    asked[rows] = open_.totals(rows, filters) >= np.diff(runs.first)[rows]
     return asked
 
 

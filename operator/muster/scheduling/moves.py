@@ -86,7 +86,9 @@ class Choices:
     def on(self, row: int) -> int:
         """Which of its choices a job is on: 0 is its first."""
         own, others = self._flavours[row], self._snapshot.jobs.terms.alternatives[row]
-        if own == 0 and others:
+        if not others:
+            return 0
+        if own == 0:
             return self._passed(row)
         return next((index for index, other in enumerate(others, start=1) if other.flavour == own), 0)
 
@@ -219,6 +221,15 @@ class OpenRoom:
             total = int(slots.sum())
             self._slots[key] = (len(self._touched), slots, total)
         return slots, total
+
+    def totals(self, rows: Int, filters: Int) -> Int:
+        """How many workers of each of these jobs have room in all, where they pass these filters."""
+        table = np.column_stack((self._snapshot.jobs.requests[rows], filters))
+        whole, size = table.tobytes(), table.shape[1] * table.itemsize
+        keys = [whole[first : first + size] for first in range(0, len(whole), size)]
+        one = {key: (row, filter_) for key, row, filter_ in zip(keys, rows.tolist(), filters.tolist(), strict=True)}
+        total = {key: self.slots(*each)[1] for key, each in one.items()}
+        return np.array([total[key] for key in keys], dtype=np.int64)
 
     def take(self, row: int, places: Int) -> tuple[Int, Int]:
         """Take room for one worker on each of these; returns the different places and what was taken there."""

@@ -190,10 +190,11 @@ class _Lines:
         target, between = target[same], between[same]
         flavours = jobs.flavours[rows[between]].astype(np.int64)
         count = int(flavours.max(initial=0)) + 1
-        keys, index = np.unique(target * count + flavours, return_inverse=True)
-        sums = np.zeros((len(keys), amounts.shape[1]), dtype=np.int64)
-        np.add.at(sums, index, amounts[between])
-        for key, sum_ in zip(keys.tolist(), sums.tolist(), strict=True):
+        keys = target * count + flavours
+        sums = np.zeros((len(where) * count, amounts.shape[1]), dtype=np.int64)
+        np.add.at(sums, keys, amounts[between])
+        some = np.flatnonzero(np.bincount(keys))
+        for key, sum_ in zip(some.tolist(), sums[some].tolist(), strict=True):
             self.carried.setdefault(key // count, []).append((key % count, sum_))
 
 

@@ -290,7 +290,7 @@ class Owners:
         if self._queues is None:
             round_, self._queues = self._round, {}
             reclaim, never = round_.snapshot.queues.reclaim, int(Preempts.NEVER)
-            for queue in np.unique(round_.snapshot.jobs.queues[round_.waiting]).tolist():
+            for queue in sorted(set(round_.snapshot.jobs.queues[round_.waiting].tolist())):
                 if queue != NONE and reclaim[queue] != never:
                     self._queues.setdefault(round_.used.circle(queue), []).append(queue)
         return self._queues

@@ -147,8 +147,8 @@ def _start_in_order(round_: Round, heads: Heads, starting: Starting) -> list[Ver
 def _alike(round_: Round) -> list[int]:
     """J, a number that is the same for the waiting jobs of one queue, kind and priority."""
     jobs = round_.snapshot.jobs
-    _, priorities = np.unique(jobs.priorities, return_inverse=True)
-    of_queue = jobs.queues.astype(np.int64) * (int(priorities.max(initial=0)) + 1) + priorities
+    priorities = jobs.priorities.astype(np.int64)
+    of_queue = jobs.queues * (np.ptp(priorities) + 1 if priorities.size else 1) + priorities
     numbers: list[int] = (of_queue * len(round_.kinds.kinds) + round_.kinds.numbers).tolist()
     return numbers
 

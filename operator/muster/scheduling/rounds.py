@@ -76,7 +76,7 @@ class Round:
         self.left: Left | None = None
         self.reserved_quota: list[tuple[int, int]] = []
         self._firm_held_back: set[tuple[int, int]] = set()
-        leaving = np.unique(jobs.queues[jobs.runs.leaving & (jobs.queues != NONE)]).tolist()
+        leaving = set(jobs.queues[jobs.runs.leaving & (jobs.queues != NONE)].tolist())
         self._returning = {self.used.circle(queue) for queue in leaving}  # trees in which quota comes back
         self.served: set[int] = set()
         self.touched: dict[int, int] = {}

@@ -59,6 +59,8 @@ class Parts:
 
     def placed_nodes(self, world: World) -> list[Index]:
         """Nodes of each row that has some."""
+        if self.behind is None:
+            return list(world.placed.values())
         return self._nodes(world.placed, 0, self.holding, world.workload)
 
     def promised_nodes(self, world: World, first: int, last: int) -> list[Index]:
