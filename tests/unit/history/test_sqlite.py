@@ -12,8 +12,11 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 
 from muster.telemetry.history.database import BadUrl, engine_of, migrate, parse, sentence
+from muster.telemetry.history.retention import expire
+from muster.telemetry.history.rows import Row, Storage
 
-from .cases import CASES, Database
+from .cases import CASES, Database, first_rows
+from .rows import at, job
 
 pytestmark = pytest.mark.unit
 
@@ -99,3 +102,22 @@ def test_a_full_volume_says_what_helps(tmp_path: Path) -> None:
         with pytest.raises(SQLAlchemyError) as caught:
             connection.exec_driver_sql("CREATE TABLE more AS SELECT zeroblob(1000000) AS it")
     assert sentence(caught.value) == "database or disk is full; enlarge the volume, or keep less of the history"
+
+
+def test_a_look_for_what_is_old_does_not_walk_through_what_was_stored(tmp_path: Path) -> None:
+    """It comes each hour, a run may have saved ten thousand times, and meanwhile nothing can be written."""
+    database, saves = File(tmp_path), 3000
+    kept: list[Row] = [job("young"), *(Storage("s3://m/young", at(number), "young", 5) for number in range(saves))]
+    first_rows(database, [job("old", deleted_at=at(5)), Storage("s3://m/old", at(1), "old", 5), *kept])
+    engine, thousands = engine_of(database.url, writes=True), 0
+
+    def count() -> None:
+        nonlocal thousands
+        thousands += 1
+
+    with engine.begin() as connection:
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, sqlite3.Connection)
+        driver.set_progress_handler(count, 1000)
+        assert expire(connection, at(6)) == 1
+    assert thousands < saves / 10, f"SQLite took {thousands},000 instructions"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import Connection, and_, delete, exists, select
+from sqlalchemy import Connection, and_, delete, func, select
 
 from muster.telemetry.history.schema import (
     attempts,
@@ -33,8 +33,8 @@ def expire(connection: Connection, before: datetime) -> int:
     for table in _PARTS:
         connection.execute(delete(table).where(table.c.job.in_(found)))
     # What a later job took over goes with that job: an earlier one's row would be the uri's last word again.
-    last = storage.alias()
-    overtaken = and_(last.c.uri == storage.c.uri, last.c.at >= storage.c.at, last.c.job.in_(found))
-    connection.execute(delete(storage).where(exists().where(overtaken)))
+    of_these = select(storage.c.uri, func.max(storage.c.at)).where(storage.c.job.in_(found)).group_by(storage.c.uri)
+    for uri, last in connection.execute(of_these).all():
+        connection.execute(delete(storage).where(and_(storage.c.uri == uri, storage.c.at <= last)))
     connection.execute(delete(jobs).where(jobs.c.uid.in_(found)))
     return len(found)
