@@ -133,9 +133,7 @@ class Informer(Generic[T]):
             self._drop_held()  # the list is newer than what was held back
             version = version_of(page)
             for raw in page.get("items") or ():
-                view = self._show(raw)
-                if view is not None:
-                    listed.add(view.key)
+                listed.add(self._show(raw))
         self._resource_version = version
         self.lists += 1
         self._heard()
@@ -173,16 +171,17 @@ class Informer(Generic[T]):
             self._show(event.object)
             return
         view = self._view(event.object)
-        if view is not None:
-            self._drop(view.key)
+        self._drop(view.key if view is not None else _key(event.object))
 
-    def _show(self, raw: Object) -> T | None:
-        """The object's view; whoever listens is told when it is new."""
+    def _show(self, raw: Object) -> str:
+        """Take over the object's view, and return its key; whoever listens is told when it is new."""
         view = self._view(raw)
-        if view is not None and self.items.get(view.key) != view:
+        if view is None:
+            return _key(raw)
+        if self.items.get(view.key) != view:
             self.items[view.key] = view
             self._tell(view.key, raw)
-        return view
+        return view.key
 
     def _drop(self, key: str) -> None:
         if self.items.pop(key, None) is not None:
@@ -192,7 +191,7 @@ class Informer(Generic[T]):
         try:
             return self._parse(raw)
         except _UNREADABLE:
-            self._cannot_read((raw.get("metadata") or {}).get("name"))
+            self._cannot_read(_key(raw))
             return None
 
     def _tell(self, key: str, raw: Object | None) -> None:
@@ -204,9 +203,9 @@ class Informer(Generic[T]):
             except _UNREADABLE:
                 self._cannot_read(key)
 
-    def _cannot_read(self, name: object) -> None:
+    def _cannot_read(self, key: str) -> None:
         """One bad object stops nobody. Call it where the exception is at hand."""
-        log.exception("%s %s cannot be read, and is left as it was", self.path, name)
+        log.exception("%s %s cannot be read, and is left as it was", self.path, key)
         self.failures += 1
 
     def _heard(self) -> None:
@@ -246,6 +245,15 @@ class Informer(Generic[T]):
         if self._release is not None:
             self._release.cancel()
             self._release = None
+
+
+def _key(raw: Object) -> str:
+    """Of an object that can't be read: so it is neither lost with the next list, nor kept when it is gone."""
+    metadata = raw.get("metadata") if isinstance(raw, Mapping) else None
+    if not isinstance(metadata, Mapping):
+        return ""
+    namespace, name = metadata.get("namespace") or "", metadata.get("name") or ""
+    return f"{namespace}/{name}" if namespace else str(name)
 
 
 def _sentence(path: str, error: ApiError | ApiUnreachable) -> str:

@@ -170,6 +170,30 @@ async def test_an_object_that_cannot_be_read_is_left_as_it_was(tmp_path: Path) -
         assert informer.failures >= 1
 
 
+async def test_an_object_that_cannot_be_read_stays_in_a_new_list_and_goes_when_it_is_deleted(tmp_path: Path) -> None:
+    """Taken for gone, a pod's room would be somebody else's; kept for ever, nobody's."""
+    unreadable = {"metadata": {"name": "a", "resourceVersion": "150", "labels": [1]}}
+    steps = [asyncio.Event(), asyncio.Event()]
+
+    async def too_old(stream: web.StreamResponse) -> None:
+        await steps[0].wait()
+        await stream.write(event("ERROR", {"code": 410, "reason": "Expired", "message": "too old"}))
+
+    async def deleted(stream: web.StreamResponse) -> None:
+        await steps[1].wait()
+        await stream.write(event("DELETED", unreadable))
+
+    listing = Listing(too_old, deleted)
+    async with served(tmp_path, listing) as api, informed(api) as informer:
+        listing.items = [unreadable, namespace("b", "150")]
+        steps[0].set()
+        await until(lambda: "b" in informer.items)
+        await until(lambda: informer.lists == 2)
+        assert set(informer.items) == {"a", "b"}
+        steps[1].set()
+        await until(lambda: set(informer.items) == {"b"})
+
+
 async def test_a_forbidden_watch_says_what_grants_it(tmp_path: Path) -> None:
     listing = Listing(failure(403, "Forbidden", "user x cannot watch namespaces"))
     async with served(tmp_path, listing) as api, informed(api) as informer:
