@@ -278,5 +278,5 @@ class Leadership:
             if lease is not None and (lease.get("spec") or {}).get("holderIdentity") == self.identity:
                 lease["spec"]["holderIdentity"] = ""
                 await api.replace(f"{self._path}/{self._name}", lease)
-        except (ApiError, ApiUnreachable) as error:
+        except (ApiError, ApiUnreachable, LeadershipLost) as error:
             log.warning("lease not given back, it runs out by itself: %s", error)

@@ -197,6 +197,21 @@ async def test_what_is_given_back_is_free_at_once_and_ends_the_right_to_write_fi
     b.check()
 
 
+async def test_a_lease_that_is_given_back_too_late_runs_out_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API server was slow: an end in order is none that somebody has to look into."""
+    clock, server = Clock(monkeypatch), Server()
+    a, to_a = server.candidate("a", [])
+    await a._round(to_a)
+
+    def slow() -> None:
+        clock.now += 60
+
+    to_a.before_write = slow
+    await a._release(to_a)
+    assert server.writes == 1
+    assert not a.leading
+
+
 async def test_a_new_process_under_an_old_name_does_not_take_the_lease_for_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
