@@ -24,7 +24,11 @@ def decode(kind: type[T], body: bytes) -> T:
     Raises:
         ValueError: the body is not JSON, or a field is missing or of another type. Names the field.
     """
-    message: T = _built(kind, json.loads(body, parse_constant=_not_json))
+    try:
+        raw = json.loads(body, parse_constant=_not_json)
+    except RecursionError:
+        raise ValueError("it has more levels than can be read") from None
+    message: T = _built(kind, raw)
     return message
 
 

@@ -275,7 +275,7 @@ def decode(datagram: bytes) -> Message | None:
         if not all(_fits(name, value) for name, value in values.items()):
             return None
         message: Message = kind(**values)
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
     return message
 

@@ -131,3 +131,20 @@ async def test_a_database_that_is_not_there_holds_up_nobody(
     await place.stop()
     writer.close()
     reader.close()
+
+
+async def test_no_last_word_of_a_script_ends_the_operator(place: Corner, tmp_path: Path) -> None:
+    """Anybody's script may write its own termination message: as many brackets as fit are more than Python reads."""
+    url = parse(f"sqlite:///{tmp_path}/history.db")
+    writer = Writer(url, identity="patient")
+    writer.start()
+    place.start(history=writer)
+    await place.submit("odd", 2)
+    await place.until_phase("odd", "Running")
+    for pod in await place.pods("odd"):
+        await place.nodes.finish(pod, message="[" * 4096)
+    await place.until_phase("odd", "Succeeded")
+    await place.submit("another", 2)
+    await place.until_phase("another", "Running")
+    await place.stop()
+    writer.close()

@@ -77,6 +77,13 @@ def test_any_other_termination_message_is_not_taken_for_ours(content: object) ->
     assert exits.decode(text) is None
 
 
+@pytest.mark.parametrize("opens", ["[", '{"muster": 1, "spent": ['])
+def test_more_brackets_than_python_reads_are_nobodys_word(opens: str) -> None:
+    deep = opens + "[" * (exits.TERMINATION_MESSAGE_LIMIT - len(opens))
+    assert exits.decode(deep) is None
+    assert report.decode(deep.encode()) is None
+
+
 def lines(text: str) -> list[str]:
     return text.strip("\n").split("\n")
 

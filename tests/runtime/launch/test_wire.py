@@ -53,6 +53,7 @@ def test_what_a_newer_version_says_besides_is_ignored() -> None:
     [
         (Stop, "[]", "expected a JSON object, got array"),
         (Stop, "{", "Expecting"),
+        (Stop, "[" * 4096, "more levels than can be read"),
         (Stop, '{"reason": "whim", "grace_seconds": 1}', "'whim' is not a valid StopReason"),
         (Stop, '{"reason": "preempt"}', "Stop: .*missing.*grace_seconds"),
         (Restart, '{"incarnation": 1, "first": 7}', "Restart.first: expected a JSON object, got integer"),
