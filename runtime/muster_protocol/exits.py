@@ -14,6 +14,7 @@ from typing import Any, Final
 from muster_protocol.goodput import Spent
 from muster_protocol.numerics import Numerics
 from muster_protocol.shortening import shortened
+from muster_protocol.text import encodable
 
 TERMINATION_MESSAGE_LIMIT: Final = 4096
 TERMINATION_MESSAGE_PATH: Final = "/dev/termination-log"
@@ -137,8 +138,9 @@ def decode(text: str) -> ExitFacts | None:
     try:
         raw["cause"] = Cause(raw["cause"])
         known = {name: raw[name] for name in ExitFacts.__dataclass_fields__ if name in raw}
+        texts = {name: encodable(value) for name, value in known.items() if type(value) is str}
         read = {"spent": Spent.read(known.get("spent")), "numerics": Numerics.read(known.get("numerics"))}
-        facts = ExitFacts(**{**known, **read})
+        facts = ExitFacts(**{**known, **texts, **read})
     except (KeyError, TypeError, ValueError):
         return None
     return facts if _plausible(facts) else None

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from muster_protocol.text import encodable
+
 _MOST: Final = 2**31
 TEXT_LEFT: Final = 200
 """Characters of `last` that a launcher leaves at its end, beside a traceback."""
@@ -33,4 +35,4 @@ class Numerics:
         skipped, rollbacks, last = raw.get("skipped"), raw.get("rollbacks"), raw.get("last")
         if type(skipped) is not int or type(rollbacks) is not int or not isinstance(last, str):
             return None
-        return cls(skipped, rollbacks, last) if 0 <= skipped < _MOST and 0 <= rollbacks < _MOST else None
+        return cls(skipped, rollbacks, encodable(last)) if 0 <= skipped < _MOST and 0 <= rollbacks < _MOST else None

@@ -10,6 +10,8 @@ from enum import Enum
 from functools import cache
 from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from muster_protocol.text import encodable
+
 T = TypeVar("T")
 
 
@@ -75,9 +77,11 @@ def _read(hint: Any, value: Any) -> Any:
     if get_origin(hint) is tuple:
         return tuple(_read(get_args(hint)[0], one) for one in _of(list, value))
     if get_origin(hint) is dict:
-        return {name: _read(get_args(hint)[1], one) for name, one in _of(dict, value).items()}
+        return {encodable(name): _read(get_args(hint)[1], one) for name, one in _of(dict, value).items()}
     if issubclass(hint, Enum):
         return hint(value)
+    if hint is str:
+        return encodable(_of(str, value))
     if hint is int and not -_WHOLE <= _of(int, value) < _WHOLE:
         raise ValueError(f"{value} has no room in 64 bits")
     return value if hint is float and type(value) is int else _of(hint, value)

@@ -133,18 +133,34 @@ async def test_a_database_that_is_not_there_holds_up_nobody(
     reader.close()
 
 
-async def test_no_last_word_of_a_script_ends_the_operator(place: Corner, tmp_path: Path) -> None:
-    """Anybody's script may write its own termination message: as many brackets as fit are more than Python reads."""
-    url = parse(f"sqlite:///{tmp_path}/history.db")
-    writer = Writer(url, identity="patient")
-    writer.start()
-    place.start(history=writer)
-    await place.submit("odd", 2)
-    await place.until_phase("odd", "Running")
-    for pod in await place.pods("odd"):
-        await place.nodes.finish(pod, message="[" * 4096)
-    await place.until_phase("odd", "Succeeded")
-    await place.submit("another", 2)
-    await place.until_phase("another", "Running")
-    await place.stop()
-    writer.close()
+@pytest.mark.parametrize(
+    "word",
+    ["[" * 4096, '{"muster": 1, "cause": "user", "exit_code": 1, "message": "half a pair: \\ud83d"}'],
+    ids=["more brackets than Python reads", "what no encoding has"],
+)
+async def test_no_last_word_of_a_script_ends_the_operator(
+    word: str, control_plane: ControlPlane, place: Corner, tmp_path: Path
+) -> None:
+    """Anybody's script may write its own termination message, which goes into the history, a status and an Event."""
+    url = f"sqlite:///{tmp_path}/history.db"
+    async with operator(control_plane.kubeconfig, tmp_path, "heard", history_url=url) as process:
+        await process.until_probe("/readyz", 200)
+        await place.submit("odd", 2, restart={"limit": 0})
+        await place.until_phase("odd", "Starting")
+
+        async def runs() -> bool:
+            pods = await place.pods("odd")
+            return len(pods) == 2 and all(pod["status"]["phase"] == "Running" for pod in pods)
+
+        await place.until("its pods run", runs)
+        for pod in await place.pods("odd"):
+            await place.nodes.finish(pod, exit_code=1, message=word)
+        await place.until_phase("odd", "Failed")
+
+        async def told() -> bool:
+            events = await place.api.list(f"/api/v1/namespaces/{place.namespace}/events")
+            return "Failed" in {event["reason"] for event in events if event["involvedObject"]["name"] == "odd"}
+
+        await place.until("an Event says that it has failed", told)
+        await place.submit("another", 2)
+        await place.until_phase("another", "Starting")

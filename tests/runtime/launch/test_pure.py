@@ -84,6 +84,19 @@ def test_more_brackets_than_python_reads_are_nobodys_word(opens: str) -> None:
     assert report.decode(deep.encode()) is None
 
 
+def test_halves_of_surrogate_pairs_are_no_text_that_can_be_passed_on() -> None:
+    """The operator tells a failure's message in an Event, and puts it into a status."""
+    half, unsound = "a \ud83d b", Numerics(1, 0, "\udc80")
+    text = exits.encode(ExitFacts(Cause.USER, 1, half, traceback=half, signature=half, numerics=unsound))
+    read = exits.decode(text)
+    assert read is not None
+    assert (read.message, read.traceback, read.signature) == ("a ? b", "a ? b", "a ? b")
+    assert read.numerics == Numerics(1, 0, "?")
+    whole = exits.decode(exits.encode(ExitFacts(Cause.USER, 1, "grün 😀")))
+    assert whole is not None
+    assert whole.message == "grün 😀"
+
+
 def lines(text: str) -> list[str]:
     return text.strip("\n").split("\n")
 

@@ -72,6 +72,12 @@ def test_what_does_not_fit_is_refused(kind: type[object], raw: str, said: str) -
         decode(kind, raw.encode())
 
 
+def test_halves_of_surrogate_pairs_are_no_text_that_can_be_passed_on() -> None:
+    told = encode(Facts({"a \ud83d": "\udc80"}, currency="€ 😀"))
+    assert decode(Facts, told) == Facts({"a ?": "?"}, currency="€ 😀")
+    assert decode(Facts, '{"currency": "\ud800"}'.encode("utf-8", "surrogatepass")).currency == "?"
+
+
 @pytest.mark.parametrize(
     ("said", "wrong"),
     [

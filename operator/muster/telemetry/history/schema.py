@@ -29,6 +29,7 @@ from sqlalchemy.types import TypeDecorator
 
 from muster.telemetry.cost.intervals import Interval, PoolInterval
 from muster.telemetry.history.rows import Attempt, Checkpoint, Failure, Job, Preemption, Storage
+from muster_protocol.text import encodable
 
 
 class Moment(TypeDecorator[datetime]):
@@ -57,7 +58,7 @@ class Words(TypeDecorator[str]):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        return None if value is None else value.replace("\x00", "").encode("utf-8", "replace").decode()
+        return None if value is None else encodable(value.replace("\x00", ""))
 
 
 metadata: Final = MetaData(naming_convention={"ix": "ix_%(table_name)s_%(column_0_name)s", "pk": "pk_%(table_name)s"})
