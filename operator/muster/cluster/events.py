@@ -27,6 +27,8 @@ NOTE_LIMIT: Final = 1024
 """Bytes of an Event's note; the API server refuses more."""
 REMEMBERED: Final = 4096
 """Events that a repetition can still be added to."""
+NAME_LIMIT: Final = 253
+"""Characters of an object's name, an Event's as well as a node's that it is about."""
 QUEUE_LIMIT: Final = 1000
 """Events that may wait to be written; more are dropped, and counted."""
 SERIES_SECONDS: Final = 600.0
@@ -117,7 +119,7 @@ class EventRecorder:
                 if error.status != 404:
                     raise
         at = datetime.now(timezone.utc)
-        name = f"{news.about.name}.{hashlib.sha256(f'{key}{_micro_time(at)}'.encode()).hexdigest()[:16]}"
+        name = _named(news.about.name, hashlib.sha256(f"{key}{_micro_time(at)}".encode()).hexdigest()[:16])
         await self._api.create(path, self._body(news, name, at))
         self._written[key] = _Written(name, 1, now)
         while len(self._written) > REMEMBERED:
@@ -154,6 +156,11 @@ def _key(news: News) -> str:
 
 def _name(about: About) -> str:
     return f"{about.namespace}/{about.name}" if about.namespace else about.name
+
+
+def _named(about: str, tag: str) -> str:
+    """An Event's name: `NAME.TAG`, of a long name its begin."""
+    return f"{about[: NAME_LIMIT - len(tag) - 1].rstrip('-.')}.{tag}"
 
 
 def _cut(note: str) -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from datetime import datetime, timezone, tzinfo
 from typing import Any
 
@@ -135,3 +136,16 @@ async def test_more_than_can_be_written_is_dropped_and_counted() -> None:
     for number in range(1100):
         recorder.tell(News(ABOUT, "Queued", str(number)))
     assert recorder.dropped == 100
+
+
+async def test_an_event_about_a_node_with_a_long_name_has_a_name_that_is_taken() -> None:
+    """253 characters at most, in parts that begin and end with a letter or a digit."""
+    server, whole = Server(), ".".join(["a-" * 31 + "a"] * 4)
+    names = [whole[:length] for length in range(225, 254) if whole[length - 1] == "a"]
+    news = [News(About("v1", "Node", "", name, "u2"), "Quarantined", f"3 gangs failed: {name}") for name in names]
+    await write(server, *news)
+    made = [created["metadata"]["name"] for created in server.created]
+    assert len(made) == len(names) > 10
+    assert max(map(len, made)) <= 253
+    part = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+    assert all(re.fullmatch(rf"{part}(\.{part})*", name) for name in made), made
