@@ -28,7 +28,7 @@ from muster.api.trainingqueue import (
     TrainingQueueStatus,
 )
 from muster.cluster.errors import ApiError, ApiUnreachable
-from muster.cluster.executor import Executor
+from muster.cluster.executor import Executor, refusal
 from muster.cluster.quantities import format_amount
 from muster.cluster.views import NodeView
 from muster.controllers import sliced
@@ -81,6 +81,8 @@ class Books:
         """What was written last, and the object as it was shown before."""
         self._seen: dict[str, tuple[TrainingQueue, Standing, tuple[object, ...]]] = {}
         self._tasks: dict[Name, asyncio.Task[None]] = {}
+        self._refused: dict[Name, str] = {}
+        """With which words the last write was refused."""
         self.tally: Tally | None = None
 
     def keep(
@@ -142,13 +144,24 @@ class Books:
     async def _write(self, name: Name, found: TrainingQueue | Topology, status: Status) -> None:
         try:
             await self._executor.write_book(name[0], found, status)
+            self._refused.pop(name, None)
         except (ApiError, ApiUnreachable) as error:
-            log.debug("status of %s/%s: %s", *name, error)  # the next round brings it again
+            self._tell_refused(name, error)
             self._wanted.setdefault(name, status)
             self._sent.pop(name, None)
         finally:
             del self._tasks[name]
         self.write_due()
+
+    def _tell_refused(self, name: Name, error: ApiError | ApiUnreachable) -> None:
+        """In the log, once. All but a refusal passes: the next round brings the write again. What is refused stays as
+        it was, and what a queue has used of its budgets is nowhere else."""
+        if not isinstance(error, ApiError) or error.status == 404 or not refusal(error):
+            log.debug("status of %s/%s: %s", *name, error)
+        elif self._refused.get(name) != error.message:
+            self._refused[name] = error.message
+            mend = "the chart's ClusterRole grants it" if error.status == 403 else "apply crds/ of this version"
+            log.warning("status of %s/%s is refused and stays old: %s; %s", *name, error, mend)
 
 
 def count_waiting(records: Iterable[Record]) -> dict[str, int]:

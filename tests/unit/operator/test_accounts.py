@@ -14,7 +14,7 @@ from muster.api.effective import effective_spec
 from muster.api.names import Reason
 from muster.api.terms import Month, MonthUse
 from muster.api.trainingqueue import TrainingQueue, TrainingQueueStatus
-from muster.cluster.errors import ApiUnreachable
+from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.executor import Executor
 from muster.cluster.queues import QueueInput
 from muster.cluster.snapshot import JobInput, LevelInput, build
@@ -293,6 +293,42 @@ def test_what_is_held_between_two_writes_counts_however_late_they_are_and_shown(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(booking, "WRITE_EVERY", 0.0)
         asyncio.run(run())
+
+
+async def test_a_status_that_is_refused_is_told_once_and_again_when_it_was_taken_in_between(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A queue's account is kept nowhere else: without a word budgets would begin anew with the next operator."""
+    monkeypatch.setattr(booking, "WRITE_EVERY", 0.0)
+    forbidden = ApiError(403, "Forbidden", "muster may not update trainingqueues/status")
+    conflict, away = ApiError(409, "Conflict", "it was changed"), ApiUnreachable("away")
+    answers: list[Exception | None] = []
+
+    class Server:
+        async def update_status(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+            answer = answers.pop(0)
+            if answer is not None:
+                raise answer
+            return body
+
+    cache = Cache(pods=Items(), nodes=Items(), namespaces=Items(), priority_classes=Items())
+    books = Books(cache, Executor(Server(), b"k" * 16))  # type: ignore[arg-type]  # it has all that is called
+    cache.on_queue("research", queue({"gpuHours": 100}))
+
+    async def told(gpus: int, *to_be_answered: Exception | None) -> int:
+        """How often by the time at which what is held is written."""
+        answers[:] = to_be_answered
+        books.keep(holding_gpus(gpus), {}, {}, {}, NOON)
+        books.write_due()
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others)
+        assert not answers
+        return caplog.text.count("trainingqueues/research is refused and stays old")
+
+    assert await told(1, conflict, away, None) == 0
+    assert await told(2, forbidden, forbidden, conflict, forbidden, None) == 1
+    assert await told(3, forbidden, None) == 2
+    assert "muster may not update" in caplog.text
 
 
 @pytest.mark.parametrize(
