@@ -89,7 +89,9 @@ def _losses(turn: Turn, placement: Placement) -> list[End]:
     away = _turned_away(turn, placement)
     found = [end for end in failure.ends(turn) if end.index not in away]
     losses = [*found, *away.values()]
-    alone = all(end.abrupt for end in found) and len(losses) < placement.workers
+    # Somebody has to outlive the round: new launchers alone know no incarnation, and count from 1 again.
+    anew = {*placement.replaced, *(end.index for end in losses)}
+    alone = all(end.abrupt for end in found) and len(anew) < placement.workers
     again = all(placement.attempt_of(end.index) + 1 < MOST for end in losses)
     # A gang whose launchers have never answered could not be told of its new members.
     reachable = turn.status.incarnation is not None

@@ -321,6 +321,18 @@ def test_other_ends_stop_the_whole_gang_as_before(end: str) -> None:
     assert case.job.status.replacements is None
 
 
+def test_gang_of_which_the_last_worker_is_lost_before_the_others_are_back_starts_again_whole() -> None:
+    case = running(workers=2)
+    case.vanish("llama-g1-0-0")
+    case.settle()
+    assert case.job.status.placement is not None
+    assert case.job.status.placement.replaced == (0,)
+    case.vanish("llama-g1-1-0")  # as by `kubectl delete pods --all --force`, which the watch shows one by one
+    case.settle()
+    assert case.phase == "Restarting"
+    assert not [told for told in events(case, EventReason.WORKER_FAILED) if "workers 0-1" in told]
+
+
 def test_a_single_worker_is_restarted_as_before() -> None:
     case = running(workers=1)
     kill(case, 0)
