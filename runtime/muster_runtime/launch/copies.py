@@ -294,8 +294,8 @@ class Copies:
             # It may be written anew just now, which is half of one.
             claim = records.read(self._memory[0].claim) if self._config.leads else None
             copy = replace(self._own(order), size=size, claim=json.dumps(claim) if claim else "")
-            status, connection = self._call(keeper, api.COPY_PATH, copy)
-            with self._passing(connection, turn):
+            with self._passing(self._connect(keeper), turn) as connection:
+                status = copy_stream.ask(connection, self._config.token, api.COPY_PATH, copy)
                 if status == 204:
                     return ""
                 if status != 101:
@@ -327,8 +327,8 @@ class Copies:
         """Why this pod's copy didn't come from `holder`, or ""."""
         order = (holder.copy[1], holder.copy[2], holder.copy[3])
         try:
-            status, connection = self._call(holder, api.FETCH_PATH, self._own(order))
-            with self._passing(connection, turn):
+            with self._passing(self._connect(holder), turn) as connection:
+                status = copy_stream.ask(connection, self._config.token, api.FETCH_PATH, self._own(order))
                 if status != 101:
                     return f"it answered {status}: {_text(connection)}"
                 first = receive_frame(connection)
@@ -348,12 +348,12 @@ class Copies:
     def _own(self, order: Order) -> Copy:
         return Copy(self._config.index, self._config.pod_uid, self._incarnation, order, 0)
 
-    def _call(self, member: Member, path: str, copy: Copy) -> tuple[int, socket.socket]:
-        return copy_stream.call(member.address, self._config.port, self._config.token, path, copy)
+    def _connect(self, member: Member) -> socket.socket:
+        return copy_stream.connect(member.address, self._config.port)
 
     @contextmanager
-    def _passing(self, connection: socket.socket, turn: int) -> Iterator[None]:
-        """While bytes pass on it; `end` cuts it off."""
+    def _passing(self, connection: socket.socket, turn: int) -> Iterator[socket.socket]:
+        """While it is asked on, and bytes pass; `end` cuts it off. Nobody may answer, and a stop has only its grace."""
         with closing(connection):
             connection.settimeout(copy_stream.STALL_SECONDS)
             with self._lock:
@@ -361,7 +361,7 @@ class Copies:
                     connection.shutdown(socket.SHUT_RDWR)
                 self._connections.add(connection)
             try:
-                yield
+                yield connection
             finally:
                 with self._lock:
                     self._connections.discard(connection)

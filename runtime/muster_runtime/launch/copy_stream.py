@@ -42,9 +42,14 @@ class Piece:
     base: int
 
 
-def call(host: str, port: int, token: str, path: str, copy: Copy) -> tuple[int, socket.socket]:
-    """The answer's status, and the connection, which is the stream's where that is 101. OSError when there is none."""
-    connection = socket.create_connection((host, port), timeout=_CONNECT_SECONDS)
+def connect(host: str, port: int) -> socket.socket:
+    """To another launcher. OSError when it isn't there."""
+    return socket.create_connection((host, port), timeout=_CONNECT_SECONDS)
+
+
+def ask(connection: socket.socket, token: str, path: str, copy: Copy) -> int:
+    """The answer's status; where that is 101, the connection is the stream's now. OSError when there is no answer."""
+    host, port = connection.getpeername()[:2]
     connection.settimeout(STALL_SECONDS)
     body = encode(copy)
     lines = {
@@ -66,7 +71,7 @@ def call(host: str, port: int, token: str, path: str, copy: Copy) -> tuple[int, 
     status = answer.split(b" ", 2)[1:2]
     if not status or not status[0].isdigit():
         raise ConnectionError(f"the answer is not HTTP: {answer[:80]!r}")
-    return int(status[0]), connection
+    return int(status[0])
 
 
 def send(connection: socket.socket, pieces: Sequence[Piece]) -> None:

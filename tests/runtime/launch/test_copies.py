@@ -17,7 +17,7 @@ import pytest
 
 from muster_protocol import env
 from muster_protocol import launcher_api as api
-from muster_protocol.messages import Copy, Heartbeat, Member, Membership, Release
+from muster_protocol.messages import Copy, Heartbeat, Member, Membership, Release, Stop, StopReason
 from muster_runtime.checkpoint import records
 from muster_runtime.checkpoint.frames import receive_frame, send_frame
 from muster_runtime.launch import config, copies, copy_stream
@@ -80,7 +80,8 @@ class Pod:
             await asyncio.sleep(0.01)
 
     def ask(self, other: Pod, path: str, copy: Copy) -> tuple[int, socket.socket]:
-        return copy_stream.call(other.member.address, PORT, TOKEN, path, copy)
+        connection = copy_stream.connect(other.member.address, PORT)
+        return copy_stream.ask(connection, TOKEN, path, copy), connection
 
     def offer(self, step: int, incarnation: int = 1) -> Copy:
         return Copy(self.member.index, self.member.pod_uid, incarnation, (1, step, 0), RANKS * LENGTH)
@@ -599,3 +600,28 @@ def test_a_fetch_that_hardly_moves_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 
     asyncio.run(check())
     assert ["resumes from the store: only 0.0 MB came in" in text for text in said] == [True]
+
+
+def test_a_stop_waits_for_no_launcher_that_gives_no_answer() -> None:
+    """The one that keeps the copy is stopped by a signal, say: its kernel takes the connection, and nothing follows."""
+
+    async def check() -> None:
+        asked = asyncio.Event()
+
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            asked.set()
+            await reader.read()  # until the other side hangs up
+            writer.close()
+
+        async with pods() as (pod, _):
+            address = f"127.{random.randint(10, 250)}.{random.randint(1, 250)}.9"
+            async with await asyncio.start_server(silent, address, PORT):
+                holder = Member(1, "uid-1", address, copy=(0, 1, 10, 0))
+                beginning = asyncio.ensure_future(begin(pod, incarnation=2, holder=holder))
+                await asyncio.wait_for(asked.wait(), 5)
+                pod.state.ask_stop(Stop(StopReason.PREEMPT, 30.0))
+                await asyncio.wait_for(beginning, 5)
+                assert all(memory.empty for memory in pod.copies._memory)
+
+    asyncio.run(check())
