@@ -6,7 +6,6 @@ record the same steps. The launcher takes the files from there.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from muster_runtime import report
 from muster_runtime.control import ControlReader
 from muster_runtime.reporter import Reporter
+from muster_runtime.streams import tell
 
 Word = tuple[float, float]
 """A wish in a vote: steps and flags in one number, and when it was asked for; zeros for none."""
@@ -70,7 +70,7 @@ class Profiler:
         except _TROUBLES as error:
             told = (str(error).splitlines() or [""])[0]
             text = f"PyTorch's profiler failed: {type(error).__name__}: {told}"
-            print(f"muster: {text}", file=sys.stderr, flush=True)
+            tell(text)
         done, self._wish, self._profile = step - self._begun, None, None
         self._reporter.send(report.Profiled(self._rank, self._begun, done, at, text))
 

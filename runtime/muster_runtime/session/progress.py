@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from muster_runtime import report
 from muster_runtime.reporter import Reporter
 from muster_runtime.session.boundary import Agreement, Loss
 from muster_runtime.session.points import Points
+from muster_runtime.streams import tell
 from muster_runtime.telemetry.peaks import peak_flops
 from muster_runtime.telemetry.throughput import Meter, model_flops_utilisation
 
@@ -236,7 +236,7 @@ class Progress:
     def log(self, message: str) -> None:
         """One line on rank 0's stderr."""
         if self.rank == 0:
-            print(f"muster: {message}", file=sys.stderr, flush=True)
+            tell(message)
 
     def fix_size(self, why: str) -> None:
         """The run can't go on with another number of ranks. Said again with each report: one may be dropped."""

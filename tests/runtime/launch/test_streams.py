@@ -73,6 +73,22 @@ def test_a_script_without_stdin_saves_all_the_same(s3_server: S3Server, tmp_path
         assert S3Store(parse_uri(uri)).get("LATEST") is not None
 
 
+CLOSES = {
+    "python": "    sys.stdout.close(); sys.stderr.close()\n",
+    "kernel": "    for number in range(3):\n        if step == 0: os.close(number)\n",
+}
+
+
+@pytest.mark.parametrize("how", CLOSES)
+def test_a_script_that_closes_its_streams_trains_and_saves_all_the_same(how: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(TRAIN.replace("import sys\n", "import os, sys\n").replace("    pass\n", CLOSES[how]))
+    uri = f"file://{tmp_path}/run"
+    done = _without("in", [sys.executable, str(path), uri])
+    assert done.returncode == 0, done.stdout
+    assert (tmp_path / "run" / "LATEST").exists()
+
+
 def test_streams_that_are_open_stay_as_they_are() -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     keep_standard()
