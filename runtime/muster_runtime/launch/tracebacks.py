@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from muster_runtime.streams import SESSIONS
+
 TRACEBACK_LINES: Final = 60
 LAST_WORDS: Final = 10
 _AFTER_LINES: Final = 20
@@ -121,6 +123,11 @@ def _exception_at(lines: Sequence[str], start: int) -> int:
 def last_words(lines: Sequence[str]) -> str:
     """The last lines that are not empty: what a program without tracebacks says before it fails."""
     return "\n".join([line.rstrip() for line in lines if line.strip()][-LAST_WORDS:])
+
+
+def of_script(lines: Sequence[str]) -> list[str]:
+    """Those that the session has not written: how far the training was is no word about its end."""
+    return [line for line in lines if not line.startswith(SESSIONS)]
 
 
 def exception_line(traceback: str) -> str:

@@ -17,9 +17,10 @@ from muster_runtime.launch import tracebacks
 class Failure:
     """The first failed rank of a pod. `echo`: it looks like the consequence of another rank's end.
 
-    `last_words` are its last lines on stderr, for a rank that fails without a Python traceback. `crash`: it fell,
-    by a signal or an exception, rather than end itself by an exit code or for a reason that another start would meet.
-    A rank that was refused memory fell; where the kernel took some, the container may be next, launcher and all.
+    `last_words` are its last lines on stderr, for a rank that fails without a Python traceback; what its session says
+    there counts only where the script says nothing, on stdout either. `crash`: it fell, by a signal or an exception,
+    rather than end itself by an exit code or for a reason that another start would meet. A rank that was refused memory
+    fell; where the kernel took some, the container may be next, launcher and all.
     `signature`: by which the same failure is known again, "" where nothing tells.
     """
 
@@ -85,8 +86,9 @@ def failure(
     """
     ended_by, stderr, stdout = _signal(exit_code), tracebacks.printable(stderr), tracebacks.printable(stdout)
     traceback = "" if ended_by in _FROM_OUTSIDE else tracebacks.last_traceback(stderr)
-    last_words = "" if traceback else tracebacks.last_words(stderr)
-    aside = "" if traceback or last_words else tracebacks.last_words(stdout)
+    last_words = "" if traceback else tracebacks.last_words(tracebacks.of_script(stderr))
+    aside = "" if traceback or last_words else tracebacks.last_words(stdout) or tracebacks.last_words(stderr)
+    words = last_words or aside
     how = f"rank {rank} {describe(exit_code)}"
     what = tracebacks.exception_line(traceback)
     signature = tracebacks.signature(what, traceback)
@@ -96,12 +98,12 @@ def failure(
     why = tracebacks.at_abort(stderr) if ended_by == signal.SIGABRT and not what else ""
     if tracebacks.gave_up_a_collective(why):
         told = f"{message}: {why}; a rank took no part in it, or the network lost it"
-        return Failure(rank, exit_code, Cause.HANG, told, "", False, last_words, crash=True)
+        return Failure(rank, exit_code, Cause.HANG, told, "", False, words, crash=True)
     message += f": {why}" if why else ""
     memory = _out_of_memory(ended_by, traceback, killed_for_memory=killed_for_memory)
     if memory:
         told, crash, known = f"{message}{memory}", not killed_for_memory, signature or _KILLED_FOR_MEMORY
-        return Failure(rank, exit_code, Cause.OUT_OF_MEMORY, told, traceback, False, last_words, crash, known)
+        return Failure(rank, exit_code, Cause.OUT_OF_MEMORY, told, traceback, False, words, crash, known)
     if tracebacks.is_broken_gpu(traceback):
         message += "; the GPU or its driver is at fault, not the script"
         return Failure(rank, exit_code, Cause.NODE, message, traceback, echo=False)
@@ -116,13 +118,13 @@ def failure(
     echo = tracebacks.is_echo(traceback or "\n".join(stderr[-20:]))
     if not traceback and not ended_by:
         signature = f"exit code {exit_code}"
-        if last_words or aside:
-            said = (last_words or aside).splitlines()[-1].strip()
+        if words:
+            said = words.splitlines()[-1].strip()
             message += f": {said}"
-            if last_words:  # by stdout, where progress is told as well, no failure is known again
+            if last_words:  # by stdout or the session, which tell of progress as well, no failure is known again
                 signature += f", {tracebacks.signature(said, last_words)}"
     crash = bool(ended_by) or (bool(traceback) and not what.startswith(_OURS))
-    words, known = last_words or aside, "" if echo else signature
+    known = "" if echo else signature
     return Failure(rank, exit_code, Cause.USER, message, traceback, echo, words, crash, known)
 
 

@@ -494,6 +494,20 @@ def test_one_that_logs_to_stdout_alone_leaves_that() -> None:
     assert verdict.failure(2, 1, lines(SIMPLE), said, killed_for_memory=False).last_words == ""
 
 
+def test_what_the_session_has_said_is_no_word_about_the_end() -> None:
+    """It stands on stderr, whatever the script does there, and mostly last."""
+    session = ["muster: step 5/12  3.1 steps/s", "muster: checkpoint of step 4 committed: 0.03 MB in 0.91 s"]
+    own = verdict.failure(2, 3, ["no label: a.png", *session], ["loading"], killed_for_memory=False)
+    assert (own.message, own.last_words) == ("rank 2 exited with code 3: no label: a.png", "no label: a.png")
+    assert own.signature == "exit code 3, no label: a.png"
+    aside = verdict.failure(2, 3, session, ["no label: a.png"], killed_for_memory=False)
+    assert (aside.message, aside.last_words) == (own.message, own.last_words)
+    for said in (session, session[:1], session[1:]):  # which of them came last is chance
+        nothing = verdict.failure(2, 3, said, [], killed_for_memory=False)
+        assert (nothing.last_words, nothing.signature) == ("\n".join(said), "exit code 3")
+        assert nothing.message == f"rank 2 exited with code 3: {said[-1]}"
+
+
 def test_a_rank_that_is_ended_by_a_signal_leaves_its_last_words_as_well() -> None:
     """They are shown, but not said to be the reason, except where it ended itself and says why."""
     what = "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error: misaligned address"
