@@ -39,8 +39,10 @@ MODEL = {
 }
 
 
-AT_MOST = 2 * (64 << 20) + (24 << 20)
-"""Bytes of memory that a model of any size may take: an import has two of its objects there, and buffers."""
+AT_MOST = 3 * (64 << 20)
+"""Bytes of memory that a model of any size may take: an import has two of its objects there, an export four parts
+that are on their way, and both have buffers, and what the allocator keeps of those that are gone. A tensor of the large
+model has 160 MB, beside which neither would have room for that."""
 
 
 @pytest.fixture(autouse=True)
