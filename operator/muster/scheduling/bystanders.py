@@ -31,7 +31,7 @@ class Bystanders:
         self._round, self._preempting = round_, preempting
         self._by_tree: dict[int, list[list[int]]] = {}
         self.rows: set[int] = set()
-        for group in _alike(round_, starting) if len(starting.short) > FEW else ():
+        for group in _alike(round_, starting):
             if not self._concerns(group[0]):
                 self.rows.update(group)
                 self._by_tree.setdefault(round_.used.circle(round_.queue_of[group[0]]), []).append(group)
@@ -63,8 +63,9 @@ class Bystanders:
 
 
 def _alike(round_: Round, starting: Starting) -> list[list[int]]:
-    """Jobs that lack quota in use, those of one queue, kind and priority together, that with the least work first."""
-    if not starting.short:
+    """Jobs that lack quota in use, those of one queue, kind and priority together, that with the least work first; none
+    where everybody is looked at: for they are few, or each is told why."""
+    if round_.policy.explain or len(starting.short) <= FEW:
         return []
     jobs = round_.snapshot.jobs
     rows = np.array(list(starting.short), dtype=np.int64)

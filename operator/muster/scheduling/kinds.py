@@ -202,8 +202,12 @@ def _keys(snapshot: Snapshot, rows: Int, others: Callable[[int], tuple[tuple[int
         table[:, -2] = _numbered([jobs.terms.shapes[row] for row in rows.tolist()])
     if any(jobs.terms.alternatives):
         table[:, -1] = _numbered([others(row) for row in rows.tolist()])
-    whole = table.tobytes()
-    size = table.shape[1] * table.itemsize
+    return row_keys(table)
+
+
+def row_keys(table: Int) -> list[bytes]:
+    """Of each row its bytes: what equal rows share, and can be looked up by."""
+    whole, size = table.tobytes(), table.shape[1] * table.itemsize
     return [whole[start : start + size] for start in range(0, len(whole), size)]
 
 

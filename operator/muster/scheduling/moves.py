@@ -16,6 +16,7 @@ import numpy as np
 from muster.scheduling.borrowing import placed
 from muster.scheduling.claims import goes_on
 from muster.scheduling.gangs import Gang, Worker, is_accelerator
+from muster.scheduling.kinds import row_keys
 from muster.scheduling.plan import MoveReason
 from muster.scheduling.quota import Need
 from muster.scheduling.slots import count_slots
@@ -224,10 +225,8 @@ class OpenRoom:
 
     def totals(self, rows: Int, filters: Int) -> Int:
         """How many workers of each of these jobs have room in all, where they pass these filters."""
-        table = np.column_stack((self._snapshot.jobs.requests[rows], filters))
-        whole, size = table.tobytes(), table.shape[1] * table.itemsize
-        keys = [whole[first : first + size] for first in range(0, len(whole), size)]
-        one = {key: (row, filter_) for key, row, filter_ in zip(keys, rows.tolist(), filters.tolist(), strict=True)}
+        keys = row_keys(np.column_stack((self._snapshot.jobs.requests[rows], filters)))
+        one = dict(zip(keys, zip(rows.tolist(), filters.tolist(), strict=True), strict=True))
         total = {key: self.slots(*each)[1] for key, each in one.items()}
         return np.array([total[key] for key in keys], dtype=np.int64)
 

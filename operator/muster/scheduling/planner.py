@@ -33,7 +33,7 @@ kept waiting starts in the next plan, which the admissions bring about.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -111,8 +111,7 @@ def _start_in_order(round_: Round, heads: Heads, starting: Starting) -> list[Ver
     """Admit who can start. Returns those who wait, first in rank first."""
     preempting = Preempting(round_, starting.owners, starting.choices)
     deciding = Deciding(round_, heads, starting, preempting, _order(round_))
-    bystanders = None if round_.policy.explain else Bystanders(round_, starting, preempting)
-    by: Set[int] = bystanders.rows if bystanders else frozenset()
+    bystanders = Bystanders(round_, starting, preempting)
     alike, obstacles = _alike(round_), starting.obstacles
     verdicts: list[Verdict] = []
     # Where the shortest come first, one that is shorter may ask whom the others may not.
@@ -124,7 +123,7 @@ def _start_in_order(round_: Round, heads: Heads, starting: Starting) -> list[Ver
         verdict = obstacles.get(job)
         if job in deciding.early:
             verdict = deciding.count(job)
-        elif job in by:
+        elif job in bystanders.rows:
             verdict = Verdict(job, _QUOTA)
         elif verdict is None:
             same = known.get(alike[job])
@@ -135,7 +134,7 @@ def _start_in_order(round_: Round, heads: Heads, starting: Starting) -> list[Ver
                 if state != round_.state:
                     known.clear()
                     state = round_.state
-                    if by and bystanders:
+                    if bystanders.rows:
                         bystanders.look_again()
                 elif verdict is not None and verdict.common:
                     known[alike[job]] = verdict

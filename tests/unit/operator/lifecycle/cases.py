@@ -11,7 +11,7 @@ from muster.api import names
 from muster.api.common import find_condition
 from muster.api.effective import effective_spec
 from muster.api.frozen import OF_PLACEMENT, OF_PODS, OF_PROMISE, frozen_hash
-from muster.api.placement import Placement
+from muster.api.placement import Placement, nodes_with_workers
 from muster.api.trainingjob import TrainingJob
 from muster.cluster.overrides import RUNTIME
 from muster.cluster.pods import pod_name
@@ -242,6 +242,13 @@ class Case:
         self.train()
         self.settle()
         assert self.is_true(names.ConditionType.RUNNING)
+
+    def move(self, *nodes: str) -> None:
+        """The planner gives the gang's workers these nodes, in the place of those that it had."""
+        placement = self.job.status.placement
+        assert placement is not None
+        moved = placement.model_copy(update={"nodes": nodes_with_workers(nodes)})
+        self.job = self.job.model_copy(update={"status": self.job.status.model_copy(update={"placement": moved})})
 
     def run_pods(self, *indexes: int) -> None:
         for pod in list(self.gang()):

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from muster.api.names import ConditionType
-from muster.api.placement import NodeWorkers, Placement, Victim, nodes_with_workers
-from muster.api.trainingjob import TrainingJob
 from muster.cluster.views import PodView
-from muster.controllers.lifecycle.turn import Claim, Decision
+from muster.controllers.lifecycle.turn import Decision
+from muster.scheduling.plan import MoveReason
 from muster_protocol.exits import Cause
 from muster_protocol.launcher_status import Phase, Status
 
 from .cases import Case, trainingjob
+from .test_preemption import claim
 
 pytestmark = pytest.mark.unit
 
@@ -98,12 +98,11 @@ class Gang(RuleBasedStateMachine):
         self.case.edit(**change)
         self.decide()
 
-    @rule(reason=st.sampled_from(["Preempted", "Reclaimed", "Yielded"]))
-    def ask_for_its_room(self, reason: str) -> None:
+    @rule(reason=st.sampled_from([MoveReason.PREEMPTED, MoveReason.RECLAIMED, MoveReason.YIELDED]))
+    def ask_for_its_room(self, reason: MoveReason) -> None:
         placement = self.case.job.status.placement
         if placement is not None:
-            victim = Victim(uid=self.case.job.metadata.uid, generation=placement.generation, reason=reason)
-            self.case.claim = Claim("uid-of-high", "ns/high", victim)
+            self.case.claim = claim(placement.generation, reason)
         self.decide()
 
     @rule(seconds=st.sampled_from([1, 31, 95, 3600]))
@@ -169,7 +168,7 @@ class Gang(RuleBasedStateMachine):
                 other = [node for node in free if node not in nodes]
                 if other:
                     nodes[index] = other[0]
-            self.move(placement, nodes_with_workers(nodes))
+            case.move(*nodes)
         self.decide()
 
     # What holds.
@@ -231,11 +230,6 @@ class Gang(RuleBasedStateMachine):
         """Pods of an index in the present placement that have neither ended nor are about to."""
         pods = self.case.gang()
         return [pod for pod in pods if pod.index == index and not pod.over and not pod.terminating]
-
-    def move(self, placement: Placement, nodes: tuple[NodeWorkers, ...]) -> None:
-        moved = placement.model_copy(update={"nodes": nodes})
-        status = self.case.job.status.model_copy(update={"placement": moved})
-        self.case.job = TrainingJob.from_raw(self.case.job.to_raw() | {"status": status.to_raw()})
 
     def decide(self) -> Decision:
         self.case.remember()

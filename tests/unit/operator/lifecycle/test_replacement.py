@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from muster.api.names import ConditionType, EventReason
-from muster.api.placement import Victim, nodes_with_workers
+from muster.api.placement import Victim
 from muster.api.trainingjob_status import FixedSize
 from muster.controllers.lifecycle.failure import UNANSWERED
 from muster.controllers.lifecycle.replacement import AVOIDED, MOST, SHRINKING, shrinks_at
@@ -187,8 +187,7 @@ def test_worker_of_a_lost_node_waits_for_the_planners_and_its_old_pod_is_left_th
     assert placement is not None
     assert placement.replaced == (1,)
     assert case.pods["llama-g1-1-0"].terminating
-    moved = placement.model_copy(update={"nodes": nodes_with_workers(["n0", "n9", "n2", "n3"])})
-    case.job = case.job.model_copy(update={"status": case.job.status.model_copy(update={"placement": moved})})
+    case.move("n0", "n9", "n2", "n3")
     case.settle()
     assert case.worker(1).node == "n9"
     come_together(case)
