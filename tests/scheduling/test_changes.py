@@ -180,7 +180,7 @@ def test_who_fits_only_nodes_of_one_kind_that_are_away_is_told_of_these() -> Non
     world = snapshot(nodes, [Job("a", workers=4)])
     world = with_spot(world, np.array([node.name[0] == "1" for node in nodes]), np.array([64]), np.array([True]))
     (waiting,) = plan(world).waiting
-    assert waiting.message.endswith("; 1 suitable node is cordoned or not ready")
+    assert waiting.message.endswith("; 1 suitable node is cordoned or not ready: 1-0")
     assert "the 3 H100/spot nodes that suit have room for 3" in waiting.message
 
 

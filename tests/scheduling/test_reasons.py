@@ -137,12 +137,18 @@ def test_job_that_suits_no_node_is_told_what_was_looked_at() -> None:
     assert why([Node("a")], Job("a", gpus=0, **nowhere)).message == told
 
 
-def test_nodes_that_are_away_are_counted() -> None:
+def test_nodes_that_are_away_are_counted_and_a_few_are_named() -> None:
+    for away, told in ((3, "3 suitable nodes are cordoned or not ready: n0, n1, n2"), (5, "n0, n1, n2 and 2 more")):
+        nodes = [Node(f"n{index}", usable=index >= away) for index in range(away + 1)]
+        assert why(nodes, Job("a", workers=2)).message.endswith(told)
+
+
+def test_a_node_that_is_away_is_told() -> None:
     waiting = why([Node("a"), Node("b", usable=False)], Job("a", workers=2))
     assert waiting.reason is WaitReason.INSUFFICIENT_CAPACITY
     assert waiting.message == (
         "needs 2 workers × 8 nvidia.com/gpu; the one H100 node that suits has room for 1 even when empty; "
-        "8 nvidia.com/gpu are missing; 1 suitable node is cordoned or not ready"
+        "8 nvidia.com/gpu are missing; 1 suitable node is cordoned or not ready: b"
     )
 
 
@@ -153,8 +159,8 @@ def test_room_on_nodes_that_are_away_is_told_beside_full_ones() -> None:
         "needs 1 worker × 4 nvidia.com/gpu; the one H100 node that suits has room for 0; 4 nvidia.com/gpu are missing"
     )
     for there, away in (
-        (nodes, "; 2 suitable nodes with room for 3 are cordoned or not ready"),
-        (nodes[:2], "; 1 suitable node with room for 2 is cordoned or not ready"),
+        (nodes, "; 2 suitable nodes with room for 3 are cordoned or not ready: b, c"),
+        (nodes[:2], "; 1 suitable node with room for 2 is cordoned or not ready: b"),
         ([nodes[0], Node("b", used_gpus=6, usable=False)], ""),
     ):
         assert why(there, Job("a", gpus=4)).message == told + away
@@ -177,7 +183,7 @@ def test_job_whose_only_nodes_are_cordoned_is_told_so() -> None:
     waiting = why([Node("a", usable=False)], Job("a"))
     assert waiting.message == (
         "needs 1 worker × 8 nvidia.com/gpu; no suitable node can take pods now; 8 nvidia.com/gpu are missing; "
-        "1 suitable node is cordoned or not ready"
+        "1 suitable node is cordoned or not ready: a"
     )
 
 

@@ -13,6 +13,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 
 from muster.scheduling.amounts import amount, amounts, is_or_are
+from muster.scheduling.away import Away
 from muster.scheduling.gangs import Gang, Worker, is_accelerator
 from muster.scheduling.holders import Holders
 from muster.scheduling.placement import placeable
@@ -80,7 +81,7 @@ class Reasons:
         self._snapshot, self._tree, self._room, self._workers = snapshot, tree, room, workers
         self._holders = holders
         self._names = snapshot.resources
-        self._away: dict[int, Int] = {}
+        self._away = Away(snapshot, tree, room, workers)
         self._states: dict[tuple[int, int, int, int, int, int | None], str] = {}
         self._amounts: dict[tuple[str, int, int], str] = {}
 
@@ -127,13 +128,11 @@ class Reasons:
     def nodes_away(self, gang: Gang) -> Why:
         """The gang fits an empty cluster only with nodes that are not ready or are cordoned."""
         mask = self._room.eligible[self._workers[gang.worker].filter]
-        away = int((mask & ~self._room.usable).sum())
         usable = mask & self._room.usable
         slots = self._room.slots_when_empty(gang.worker).counts
         state = _State(self._room.empty, usable, slots, slots)
         why = self._lacks(gang, state, WaitReason.INSUFFICIENT_CAPACITY, when=" even when empty")
-        text = f"{_count(away, 'suitable node')} {'is' if away == 1 else 'are'} cordoned or not ready"
-        return why._replace(message=f"{why.message}; {text}")
+        return why._replace(message=why.message + self._away.of(gang.worker))
 
     def of_room(self, gang: Gang) -> WaitReason:
         """The reason of a gang that does not fit what is free now."""
@@ -151,22 +150,7 @@ class Reasons:
         mask, slots = self._room.candidates(gang.worker), self._room.free_slots(gang.worker)
         state = _State(self._room.free, mask, slots.everywhere(), self._room.slots_when_empty(gang.worker).counts)
         why = self._lacks(gang, state, self.of_room(gang), when="")
-        return why._replace(message=why.message + self._room_away(gang.worker))
-
-    def _room_away(self, worker: int) -> str:
-        """What nodes have that suit and take no pods now: a maintenance is told from a full cluster."""
-        of_filter = self._workers[worker].filter
-        if of_filter not in self._away:
-            self._away[of_filter] = np.flatnonzero(self._room.eligible[of_filter] & ~self._room.usable)
-        places = self._away[of_filter]
-        if not len(places):
-            return ""
-        slots = count_slots(self._room.free[:, places], self._workers[worker], np.ones(len(places), dtype=np.bool_))
-        nodes = int((slots > 0).sum())
-        if not nodes:
-            return ""
-        is_ = "is" if nodes == 1 else "are"
-        return f"; {_count(nodes, 'suitable node')} with room for {int(slots.sum())} {is_} cordoned or not ready"
+        return why._replace(message=why.message + self._away.with_room(gang.worker))
 
     def lacks_in(self, gang: Gang, room: Int, mask: Mask, slots: Int) -> Why:
         """The gang does not fit what of `room` (R x N) is on some places, on which there are so many slots."""
