@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from itertools import takewhile
 from typing import Final
 
 from muster.api.names import CAPACITY_LABEL, GPU_PRODUCT_LABEL
@@ -35,12 +36,15 @@ say too little."""
 
 _VENDORS: Final = frozenset({"NVIDIA", "TESLA", "QUADRO", "AMD", "INSTINCT", "GEFORCE", "GRAPHICS", "DEVICE"})
 _MODEL: Final = re.compile(r"^(RTX[0-9]+|[A-Z]{1,3}[0-9]{1,4}[A-Z]{0,2})$")
+_VARIANTS: Final = frozenset({"TI", "SUPER", "D", "SFF", "ADA"})
+"""Words behind a number that make another GPU of it: a Quadro RTX 6000 has half the memory of an RTX 6000 Ada."""
 _MIG: Final = re.compile(r"-MIG-([0-9]+g\.[0-9]+gb)", re.IGNORECASE)
 
 
 @lru_cache(maxsize=1024)
 def short_type(product: str) -> str:
     """The name people use: `NVIDIA-H100-80GB-HBM3` is `H100`, `NVIDIA-GeForce-RTX-4090` is `RTX-4090`.
+    Those of one series are told apart: `RTX-PRO-6000`, `RTX-6000-ADA`, `RTX-3080-TI`.
 
     A product that follows no known pattern keeps its whole name.
     """
@@ -56,10 +60,17 @@ def _from_words(words: list[str]) -> str:
         upper = word.upper()
         following = words[position + 1] if position + 1 < len(words) else ""
         if upper == "RTX" and following:
-            return f"RTX-{following.upper()}"
+            return "-".join(["RTX", *_rtx([word.upper() for word in words[position + 1 :]])])
         if _MODEL.match(upper):
             return upper
     return ""
+
+
+def _rtx(words: list[str]) -> list[str]:
+    """Of the words behind `RTX` those that tell one GPU from another: up to its number, and what makes a variant of it.
+    Where no word has a number, the first."""
+    number = next((index for index, word in enumerate(words) if re.search("[0-9]", word)), 0)
+    return [*words[: number + 1], *takewhile(_VARIANTS.__contains__, words[number + 1 :])]
 
 
 def gpu_type_of(labels: Mapping[str, str]) -> str:

@@ -21,7 +21,7 @@ RESOURCE: Final = "nvidia.com/mig-"
 
 SLICES: Final = 7
 """Of a GPU that is not named below."""
-_SLICES: Final = {"A30": 4, "RTX-PRO": 4, "RTX-PRO-6000": 4, "RTX-PRO-5000": 2, "RTX-PRO-4500": 2}
+_SLICES: Final = {"A30": 4, "RTX-PRO-6000": 4, "RTX-PRO-5000": 2, "RTX-PRO-4500": 2}
 """By short type."""
 
 _TYPE: Final = re.compile(
