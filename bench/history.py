@@ -17,6 +17,7 @@ from pathlib import Path
 
 from hack import postgres
 
+from muster.api.common import API_VERSION
 from muster.api.effective import effective_spec
 from muster.api.placement import Placement
 from muster.api.trainingjob import TrainingJob
@@ -59,12 +60,13 @@ def job(number: int) -> TrainingJob:
 
 def pods(one: TrainingJob) -> tuple[PodView, ...]:
     labels = {"muster.dev/job": one.metadata.name, "muster.dev/generation": "1", "muster.dev/attempt": "0"}
-    owner = {"uid": one.metadata.uid, "controller": True}
+    owner = {"apiVersion": API_VERSION, "kind": "TrainingJob", "uid": one.metadata.uid, "controller": True}
     return tuple(
         PodView.from_raw(
             {
                 "metadata": {
                     "name": f"{one.metadata.name}-g1-{index}-0",
+                    "namespace": one.metadata.namespace,
                     "uid": f"{one.metadata.uid}-{index}",
                     "labels": {**labels, "muster.dev/index": str(index)},
                     "ownerReferences": [owner],

@@ -163,6 +163,7 @@ class JobInput:
         partial: it may start with fewer than `workers`.
         beyond: of a gang with a safe base, which `workers` is the size of where it waits; it is not elastic by itself.
         base, promised_base: how many of the nodes `placed` and `promised` are the base's.
+        namespace: in which its pods are; any others that name it as their owner are not its own.
     """
 
     uid: str
@@ -190,6 +191,7 @@ class JobInput:
     beyond: BeyondInput | None = None
     base: int = 0
     promised_base: int = 0
+    namespace: str = ""
 
 
 def vector(amounts: tuple[tuple[str, int], ...], column: Mapping[str, int]) -> Int:

@@ -210,16 +210,17 @@ def _used(
     used = np.zeros((len(row), len(column)), dtype=np.int64)
     fixed = np.zeros_like(used)
     held = np.zeros((len(jobs), len(column)), dtype=np.int64)
-    job_row = {job.uid: index for index, job in enumerate(jobs)}
+    job_row = {(job.namespace, job.uid): index for index, job in enumerate(jobs)}
     bases = {index: job.base for index, job in enumerate(jobs) if job.base}
     vectors: dict[tuple[tuple[str, int], ...], Int] = {}
     attempts = {index: dict(job.attempts) for index, job in enumerate(jobs) if job.attempts}
     made, living, ended = dict[int, set[int]](), dict[int, set[int]](), dict[int, set[int]]()
     seen: set[str] = set()
     for pod in pods:
-        job, worker = job_row.get(pod.owner_uid) if pod.owner_uid else None, pod.index
-        if job in bases and worker >= bases[job] and (beyond := job_row.get(pod.owner_uid + BEYOND)) is not None:
-            job, worker = beyond, worker - bases[job]
+        job, worker = job_row.get((pod.namespace, pod.owner_uid)) if pod.owner_uid else None, pod.index
+        if job in bases and worker >= bases[job]:
+            beyond = job_row.get((pod.namespace, pod.owner_uid + BEYOND))
+            job, worker = (job, worker) if beyond is None else (beyond, worker - bases[job])
         present = job is not None and pod.generation == jobs[job].generation
         # One that another has replaced holds its room until it is gone, but its index holds its share of quota once. So
         # it is with those of older placements: the present one was not made before they were given up.

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from muster.api import names
+from muster.api.common import GROUP
 from muster.cluster.eligibility import pinned_node, tells_state
 from muster.cluster.interpod import apart
 from muster.cluster.overrides import RUNTIME, TRAINER
@@ -50,7 +51,7 @@ class PodView:
         bound: kube-scheduler has bound it.
         terminating: deletion was asked for; the pod holds its room until it is gone.
         forced: it was deleted without any grace: it is gone in a moment, and its launcher has no time for a word.
-        owner_uid: UID of the controlling owner, or "".
+        owner_uid: UID of the TrainingJob that is the controlling owner, as the pod says, or "".
         fixed: of a DaemonSet, or a static one of its node's: it never makes room.
         job: name of its TrainingJob by label, or "".
         queue: name of the TrainingQueue by label, or "".
@@ -301,7 +302,8 @@ def parse_time(text: str | None) -> datetime | None:
 def _owner(metadata: Object) -> str:
     for owner in metadata.get("ownerReferences") or ():
         if owner.get("controller"):
-            return sys.intern(owner.get("uid") or "")
+            ours = owner.get("kind") == "TrainingJob" and str(owner.get("apiVersion")).startswith(f"{GROUP}/")
+            return sys.intern(owner.get("uid") or "") if ours else ""
     return ""
 
 

@@ -104,10 +104,8 @@ def _queue(namespace: str, spec: EffectiveSpec, world: World) -> Obstacle | None
             f"there is no TrainingQueue {spec.queue!r}; {there_are(spec.queue, world.queues)}. Ask for one of them in "
             "spec.queue, or have the queue made: the job starts when there is one",
         )
-    view = world.namespaces.get(namespace)
-    labels = {**(view.labels if view else {}), _OWN_NAME: namespace}
-    unmet = queue.spec.namespaces.unmet(labels) if queue.spec.namespaces is not None else ()
-    if unmet:
+    labels = _labels(namespace, world)
+    if unmet := _unmet(queue, labels):
         return Obstacle(
             Reason.NAMESPACE_NOT_ALLOWED,
             f"TrainingQueue {spec.queue!r} is not open to namespace {namespace!r}: the queue's spec.namespaces wants "
@@ -116,6 +114,21 @@ def _queue(namespace: str, spec: EffectiveSpec, world: World) -> Obstacle | None
     if spec.queue in world.spent:
         return Obstacle(Reason.BUDGET_EXHAUSTED, world.spent[spec.queue])
     return None
+
+
+def open_to(queue: TrainingQueue | None, namespace: str, world: World) -> bool:
+    """Whether jobs of the namespace may be in the queue; one that is not there shuts nobody out."""
+    return queue is None or not _unmet(queue, _labels(namespace, world))
+
+
+def _labels(namespace: str, world: World) -> dict[str, str]:
+    view = world.namespaces.get(namespace)
+    return {**(view.labels if view else {}), _OWN_NAME: namespace}
+
+
+def _unmet(queue: TrainingQueue, labels: dict[str, str]) -> Sequence[str]:
+    """What the queue wants of a namespace's labels that these are not."""
+    return queue.spec.namespaces.unmet(labels) if queue.spec.namespaces is not None else ()
 
 
 def _open(namespace: str, unmet: Sequence[str], labels: Mapping[str, str]) -> str:

@@ -20,6 +20,10 @@ T_co = TypeVar("T_co", covariant=True)
 Key = tuple[str, str]
 """(namespace, name) of one of our own kinds; the namespace is empty for those that have none."""
 
+Owner = tuple[str, str]
+"""(namespace, UID) of a pod's job. Whoever may make pods may name any owner, but one of another namespace owns
+nothing."""
+
 
 class Items(Protocol[T_co]):
     """The part of an informer that is read here."""
@@ -48,10 +52,10 @@ class Cache:
     ) -> None:
         self._pods, self._nodes = pods, nodes
         self._namespaces, self._priority_classes = namespaces, priority_classes
-        self._owner_of: dict[str, str] = {}
-        self._owned: dict[str, dict[str, PodView]] = {}
+        self._owner_of: dict[str, Owner] = {}
+        self._owned: dict[Owner, dict[str, PodView]] = {}
         self._on_node: dict[str, set[str]] = {}  # keys of owned pods
-        self._gone: dict[str, set[str]] = {}
+        self._gone: dict[Owner, set[str]] = {}
         self._room: dict[str, object] = {}
         self._jobs: dict[Key, str] = {}  # UIDs
         self._changed: dict[str, TrainingJob] = {}
@@ -75,8 +79,8 @@ class Cache:
 
     def on_pod(self, key: str, pod: PodView | None) -> None:
         """A pod has come, changed or (None) gone."""
-        before = self._owner_of.pop(key, "")
-        if before:
+        before = self._owner_of.pop(key, None)
+        if before is not None:
             owned = self._owned.get(before, {})
             left = owned.pop(key, None)
             if left is not None:
@@ -87,10 +91,10 @@ class Cache:
                     self._gone.setdefault(before, set()).add(left.uid)
             if not owned:
                 self._owned.pop(before, None)
-            self.dirty.add(before)
+            self.dirty.add(before[1])
         if pod is not None and pod.owner_uid and pod.job:
-            self._owner_of[key] = pod.owner_uid
-            self._owned.setdefault(pod.owner_uid, {})[key] = pod
+            owner = self._owner_of[key] = (pod.namespace, pod.owner_uid)
+            self._owned.setdefault(owner, {})[key] = pod
             self._on_node.setdefault(pod.node, set()).add(key)
             self.dirty.add(pod.owner_uid)
         room = None if pod is None else (pod.uid, pod.node, pod.phase in TERMINAL, pod.requests)
@@ -108,7 +112,7 @@ class Cache:
         """A node has come, changed or (None) gone; jobs with pods there are to have a turn when it is lost."""
         self._ready = None
         if node is None or _lost(node):
-            self.dirty |= {self._owner_of[key] for key in self._on_node.get(name, ())}
+            self.dirty |= {self._owner_of[key][1] for key in self._on_node.get(name, ())}
         self.on_world()
 
     def on_world(self, *_: object) -> None:
@@ -169,8 +173,8 @@ class Cache:
         deleted, self._deleted = self._deleted, set()
         return deleted
 
-    def take_gone(self) -> dict[str, set[str]]:
-        """UIDs of pods gone since the last call, by the UID of the job that owned them."""
+    def take_gone(self) -> dict[Owner, set[str]]:
+        """UIDs of pods gone since the last call, by the job that owned them."""
         gone, self._gone = self._gone, {}
         return gone
 
@@ -192,12 +196,12 @@ class Cache:
     def pods(self) -> Iterable[PodView]:
         return self._pods.items.values()
 
-    def pods_of(self, uid: str) -> tuple[PodView, ...]:
-        """Pods whose controlling owner is the job of that UID."""
-        return tuple(self._owned.get(uid, {}).values())
+    def pods_of(self, namespace: str, uid: str) -> tuple[PodView, ...]:
+        """Pods whose controlling owner is the job of that UID, in its own namespace."""
+        return tuple(self._owned.get((namespace, uid), {}).values())
 
-    def owners(self) -> list[str]:
-        """UIDs of the jobs that own pods."""
+    def owners(self) -> list[Owner]:
+        """The jobs that own pods, as these say."""
         return list(self._owned)
 
     def nodes(self) -> list[NodeView]:

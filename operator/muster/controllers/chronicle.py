@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from muster.cluster.gpus import capacity_of, gpu_type_of
 from muster.cluster.views import NodeView, PodView
 from muster.controllers.books import GPUS
-from muster.controllers.cache import Cache
+from muster.controllers.cache import Cache, Owner
 from muster.controllers.records import Record
 from muster.controllers.sight import End, Flavour, PodOf, Sight
 from muster.controllers.sightings import Seen, gone, look
@@ -43,8 +43,8 @@ class Chronicle:
     def __init__(self, cache: Cache, writer: Writer) -> None:
         self._cache, self._writer = cache, writer
         self._seen: dict[str, Seen] = {}
-        self._finished: dict[str, dict[PodOf, End]] = {}
-        self._left: dict[str, Left] = {}
+        self._finished: dict[Owner, dict[PodOf, End]] = {}
+        self._left: dict[Owner, Left] = {}
         self._flavours: dict[str, tuple[NodeView, Flavour, Mapping[Flavour, int]]] = {}
         self._pools: dict[Flavour, PoolInterval] = {}
         self._nodes_changed = True
@@ -56,14 +56,15 @@ class Chronicle:
 
     def on_pod(self, pod: PodView | None, now: datetime) -> None:
         """A pod was seen. Its end is noted at once: it may be gone before its job has a turn."""
-        if pod is None or pod.finished is None or not pod.job:
+        if pod is None or pod.finished is None or not pod.job or not pod.owner_uid:
             return
-        ends, key = self._finished.setdefault(pod.owner_uid, {}), (pod.generation, pod.index, pod.attempt)
+        owner, key = (pod.namespace, pod.owner_uid), (pod.generation, pod.index, pod.attempt)
+        ends = self._finished.setdefault(owner, {})
         if key not in ends or ends[key].at != pod.finished:
             ends[key] = End(pod.finished, now)
             left = left_by(pod)
             if left is not None:
-                self._left[pod.owner_uid] = max(left, self._left.get(pod.owner_uid, left))
+                self._left[owner] = max(left, self._left.get(owner, left))
 
     def on_node(self) -> None:
         """A node has come, changed or gone."""
@@ -71,15 +72,15 @@ class Chronicle:
 
     def see(self, record: Record, pods: tuple[PodView, ...], now: datetime) -> None:
         """A job has a turn."""
-        uid, before = record.uid, self._seen.get(record.uid)
+        owner, before = (record.identity.namespace, record.uid), self._seen.get(record.uid)
         seen, rows = look(before, self._sight(record, pods, now))
-        self._seen[uid] = seen
+        self._seen[record.uid] = seen
         self._put(rows)
         attempt = seen.attempt
-        if uid in self._finished and (before is None or before.attempt != attempt) and attempt is not None:
+        if owner in self._finished and (before is None or before.attempt != attempt) and attempt is not None:
             # Of placements that are over nobody asks again.
             first = attempt.attempt if attempt.ended_at is None else attempt.attempt + 1
-            self._finished[uid] = {pod: end for pod, end in self._finished[uid].items() if pod[0] >= first}
+            self._finished[owner] = {pod: end for pod, end in self._finished[owner].items() if pod[0] >= first}
 
     def all_seen(self) -> None:
         """Every job that exists was seen since the start."""
@@ -90,18 +91,18 @@ class Chronicle:
         seen = self._seen.pop(record.uid, None)
         if seen is not None:
             self._put(gone(seen, self._sight(record, (), now)))
-        self._drop(record.uid)
+        self._drop((record.identity.namespace, record.uid))
 
     def forget_ended(self, uid: str, now: datetime) -> None:
         """The object of a job is gone that had ended and held nothing."""
         seen = self._seen.pop(uid, None)
         if seen is not None:
             self._put([replace(seen.job, deleted_at=now)])
-        self._drop(uid)
+            self._drop((seen.job.namespace, uid))
 
-    def _drop(self, uid: str) -> None:
-        self._finished.pop(uid, None)
-        self._left.pop(uid, None)
+    def _drop(self, owner: Owner) -> None:
+        self._finished.pop(owner, None)
+        self._left.pop(owner, None)
 
     # -- written -------------------------------------------------------------------------------------------------------
 
@@ -127,8 +128,8 @@ class Chronicle:
         else:
             return
         self._beat, self._news = now, False
-        for uid in [uid for uid, ends in self._finished.items() if uid not in self._seen and _old(ends, now)]:
-            self._drop(uid)  # what is told of pods after their job is gone would stay for ever
+        for owner in [one for one, ends in self._finished.items() if one[1] not in self._seen and _old(ends, now)]:
+            self._drop(owner)  # what is told of pods after their job is gone would stay for ever
 
     def _put(self, rows: Iterable[Row]) -> None:
         rows = list(rows)
@@ -144,11 +145,11 @@ class Chronicle:
             record.spec,
             now,
             pods,
-            self._finished.get(record.uid, {}),
+            self._finished.get((record.identity.namespace, record.uid), {}),
             self._flavour_of,
             record.launcher if current else None,
             record.deleted,
-            self._left.get(record.uid),
+            self._left.get((record.identity.namespace, record.uid)),
         )
 
     def _flavour_of(self, name: str) -> Flavour:

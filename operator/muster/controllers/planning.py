@@ -98,6 +98,7 @@ def pending_input(
         sizes = workers, workers, spec.step  # where fewer would help it, these are whole replicas of its model
     return JobInput(
         uid=job.metadata.uid,
+        namespace=job.metadata.namespace,
         queue=spec.queue,
         workers=workers,
         request=request,

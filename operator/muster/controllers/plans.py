@@ -343,7 +343,7 @@ class Plans:
                 self._roster.holders.discard(uid)
             else:
                 jobs.setdefault(uid, standing)
-        orphans = self.inputs.orphans(self._records)
+        orphans = self.inputs.orphans(self._records, world)
         return build(
             nodes=self._cache.nodes(),
             pods=self._cache.pods(),

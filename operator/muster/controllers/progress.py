@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Final
 
@@ -78,12 +78,23 @@ class Progress:
         """Seconds since the gang became whole without an answer from its leader."""
         if self.launcher_of(record) is not None:
             return 0.0
-        pods, placement = _gang(record, self._cache.pods_of(record.uid)), record.job.status.placement
+        pods, placement = self._gang(record), record.job.status.placement
         if placement is None or sum(pod.ready for pod in pods.values()) < placement.workers:
             record.whole_since = None
             return 0.0
         record.whole_since = record.whole_since or now
         return now - record.whole_since
+
+    def _gang(self, record: Record) -> dict[int, PodView]:
+        """Pods of the present placement by index, each index's present attempt."""
+        placement = record.job.status.placement
+        if placement is None:
+            return {}
+        return {
+            pod.index: pod
+            for pod in self._cache.pods_of(record.identity.namespace, record.uid)
+            if pod.generation == placement.generation and pod.attempt == placement.attempt_of(pod.index)
+        }
 
     def unanswered_for(self, record: Record) -> float:
         """Seconds between the first and the last question that the present placement's leader has left unanswered;
@@ -115,7 +126,7 @@ class Progress:
 
     async def _visit(self, record: Record, write: Write) -> None:
         try:
-            pods, placement = _gang(record, self._cache.pods_of(record.uid)), record.job.status.placement
+            pods, placement = self._gang(record), record.job.status.placement
             if placement is None:
                 return
             generation, push = placement.generation, self._push(record, placement, pods)
@@ -288,18 +299,6 @@ def _stands(record: Record) -> Stand:
 
 def _runs(record: Record) -> bool:
     return is_true(record.job.status, ConditionType.RUNNING)
-
-
-def _gang(record: Record, pods: Iterable[PodView]) -> dict[int, PodView]:
-    """Pods of the present placement by index, each index's present attempt."""
-    placement = record.job.status.placement
-    if placement is None:
-        return {}
-    return {
-        pod.index: pod
-        for pod in pods
-        if pod.generation == placement.generation and pod.attempt == placement.attempt_of(pod.index)
-    }
 
 
 def _launcher(pod: PodView, record: Record) -> Launcher:

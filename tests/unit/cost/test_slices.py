@@ -198,7 +198,7 @@ def test_slices_of_a_gang_without_a_placement_count_until_its_pods_are_gone() ->
     owner = {"kind": "TrainingJob", "uid": "j", "controller": True, "apiVersion": "muster.dev/v1alpha1"}
     pod = PodView.from_raw(
         {
-            "metadata": {"name": "p", "namespace": "team", "uid": "p", "ownerReferences": [owner]},
+            "metadata": {"name": "p", "uid": "p", "ownerReferences": [owner]},
             "spec": {"nodeName": "a", "containers": [asked]},
             "status": {"phase": "Running"},
         }

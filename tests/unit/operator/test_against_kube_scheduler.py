@@ -297,7 +297,8 @@ def made(worker: Object, index: int, node: str, *, owner: str = "") -> Object:
         "muster.dev/attempt": "0",
     }
     if owner:
-        pod["metadata"]["ownerReferences"] = [{"kind": "TrainingJob", "uid": owner, "controller": True}]
+        ours = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob"}
+        pod["metadata"]["ownerReferences"] = [{**ours, "uid": owner, "controller": True}]
     pin(pod["spec"], node)
     return pod
 

@@ -276,13 +276,12 @@ def test_a_promise_waits_for_its_base() -> None:
 def pod(index: int, on: str) -> PodView:
     """Of worker `index` of the gang `job`."""
     labels = {"muster.dev/job": "j", "muster.dev/generation": "1", "muster.dev/index": str(index)}
-    owner = {"kind": "TrainingJob", "uid": "job", "controller": True}
+    owner = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "uid": "job", "controller": True}
     limits = {"requests": {GPUS: "8"}, "limits": {GPUS: "8"}}
     return PodView.from_raw(
         {
             "metadata": {
                 "name": f"j-{index}",
-                "namespace": "ns",
                 "uid": f"u{index}",
                 "labels": {**labels, "muster.dev/attempt": "0"},
                 "ownerReferences": [owner],

@@ -94,7 +94,7 @@ def test_pods_that_went_are_told_once_with_the_job_that_owned_them(cache: Cache)
     assert cache.take_gone() == {}
     cache.on_pod(first.key, replace(first, uid="made-anew"))
     cache.on_pod(other.key, None)
-    assert cache.take_gone() == {"job-uid": {"worker-0-uid", "worker-1-uid"}}
+    assert cache.take_gone() == {("team", "job-uid"): {"worker-0-uid", "worker-1-uid"}}
     assert cache.take_gone() == {}
 
 

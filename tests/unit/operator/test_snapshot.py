@@ -56,7 +56,8 @@ def pod(name: str, *, bound: str = "", pinned: str = "", owner: str = "", **fiel
         labels |= {"muster.dev/index": str(fields["index"]), "muster.dev/attempt": str(fields.get("attempt", 0))}
     metadata: dict[str, Any] = {"name": name, "namespace": "ns", "uid": fields.get("uid", name), "labels": labels}
     if owner:
-        metadata["ownerReferences"] = [{"kind": "TrainingJob", "uid": owner, "controller": True}]
+        ours = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob"}
+        metadata["ownerReferences"] = [{**ours, "uid": owner, "controller": True}]
     if fields.get("terminating"):
         metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     spec: dict[str, Any] = {
@@ -72,8 +73,8 @@ def pod(name: str, *, bound: str = "", pinned: str = "", owner: str = "", **fiel
 
 
 def job(uid: str = "j", **fields: Any) -> JobInput:
-    values: dict[str, Any] = {"queue": "q", "workers": 2, "request": REQUEST, "flavour": "H100/on-demand"}
-    return JobInput(uid=uid, **{**values, **fields})
+    values: dict[str, Any] = {"namespace": "ns", "queue": "q", "workers": 2, "request": REQUEST}
+    return JobInput(uid=uid, **{**values, "flavour": "H100/on-demand", **fields})
 
 
 def snapshot(
@@ -105,6 +106,12 @@ def test_bound_and_pinned_pods_take_room_whoever_made_them() -> None:
     assert free(shot, "a") == 6
     assert free(shot, "a", "pods") == 108
     assert free(shot, "b") == 8
+
+
+def test_a_pod_of_another_namespace_takes_room_and_no_jobs_quota_whatever_owner_it_names() -> None:
+    forged = replace(pod("x", bound="a", owner="j", index=0), namespace="elsewhere")
+    shot = snapshot([node("a")], [pod("j-g1-0-0", bound="a", owner="j", index=0), forged], [job(holding=True)])
+    assert (free(shot, "a"), held(shot, "j")) == (6, 1)
 
 
 def test_pods_being_deleted_count_until_they_are_gone() -> None:

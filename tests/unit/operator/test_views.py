@@ -25,7 +25,7 @@ POD: dict[str, Any] = {
         },
         "ownerReferences": [
             {"kind": "Other", "uid": "no"},
-            {"kind": "TrainingJob", "uid": "job-uid", "controller": True},
+            {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "uid": "job-uid", "controller": True},
         ],
     },
     "spec": {
