@@ -2,15 +2,18 @@
 
 Above `WHOLE` nodes a placement or promise is written as immutable ConfigMaps that the job owns, and the status only
 names them; and so are victims that take more than `VICTIMS_WHOLE`. A name holds the hash of the content and the job's
-UID, so a chunk is never another one's, and one that is there already is the right one. Chunks are made before the
-status that names them, and deleted after the one that does not; the garbage collector takes what a cut has left, with
-the job. Inside the operator a status always has all of it: packing and unpacking happen where it is written and read.
+UID, so a chunk is never another one's, and one that is there already is the right one. Whoever may edit the job's
+namespace can put another in its place: that is known by the hash, and counts as a chunk that is gone. Chunks are made
+before the status that names them, and deleted after the one that does not; the garbage collector takes what a cut has
+left, with the job. Inside the operator a status always has all of it: packing and unpacking happen where it is written
+and read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -22,6 +25,8 @@ from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiError
+
+log = logging.getLogger(__name__)
 
 Object = dict[str, Any]
 Room = TypeVar("Room", Placement, Promise)
@@ -121,12 +126,13 @@ class Chunks:
         return _unpacked(job, self._known)
 
     async def fetch(self, job: TrainingJob) -> TrainingJob:
-        """As `unpack`, after reading the chunks. Raises as a GET does, except for a chunk that is not there."""
+        """As `unpack`, after reading the chunks. Raises as a GET does, except for a chunk that is not there, or is
+        another one."""
         found: dict[Key, Items] = {}
         for part in PARTS:
             for chunk in _named(part, job.status):
                 key = (job.metadata.namespace, chunk)
-                found[key] = self._known[key] if key in self._known else await self._read(part, *key)
+                found[key] = self._known[key] if key in self._known else await self._read(job.metadata, part, chunk)
         unpacked = _unpacked(job, found)
         assert unpacked is not None
         return unpacked
@@ -158,16 +164,20 @@ class Chunks:
             self._known[namespace, name] = items
         return name
 
-    async def _read(self, part: Part, namespace: str, name: str) -> Items:
+    async def _read(self, metadata: ObjectMeta, part: Part, name: str) -> Items:
         """Remembers what is there. What is not may be made: a watch may be late, and the same nodes are given again."""
         try:
-            found = await self._api.get(f"{path(namespace)}/{name}")
+            found = await self._api.get(f"{path(metadata.namespace)}/{name}")
         except ApiError as error:
             if error.status != 404:
                 raise
             return ()
-        items = tuple(map(part.read, str((found.get("data") or {}).get(part.items) or "").splitlines()))
-        self._known[namespace, name] = items
+        text = str((found.get("data") or {}).get(part.items) or "")
+        if chunk_name(metadata, part, text) != name:
+            log.warning("ConfigMap %s/%s is not as it was made, and counts as deleted", metadata.namespace, name)
+            return ()
+        items = tuple(map(part.read, text.splitlines()))
+        self._known[metadata.namespace, name] = items
         return items
 
 

@@ -52,9 +52,9 @@ def chunks(server: Server) -> Chunks:
     return Chunks(server)  # type: ignore[arg-type]  # it has all that is called
 
 
-def job(status: TrainingJobStatus) -> TrainingJob:
+def job(status: TrainingJobStatus, uid: str = "0123") -> TrainingJob:
     raw = {
-        "metadata": {"name": "j", "namespace": "n", "uid": "0123"},
+        "metadata": {"name": "j", "namespace": "n", "uid": uid},
         "spec": {"image": "i", "command": ["c"], "workers": {"replicas": 2}},
         "status": status.to_raw(),
     }
@@ -255,7 +255,28 @@ async def test_what_a_job_was_before_does_not_come_back_when_its_chunks_have_bee
     await asyncio.wait([reading])
     assert [found.status.placement for found in side.cache.take_jobs()] == ([] if then is None else [None])
     assert not side._fetching
-    side.job("n/j", raw(packed, "another"))
+    other = await chunks(server).pack(job(TrainingJobStatus(), "456"), status())
+    side.job("n/j", raw(other, "456"))
     await asyncio.wait(list(side._fetching.values()))
     (found,) = side.cache.take_jobs()
-    assert (found.metadata.uid, found.status.placement) == ("another", status().placement)
+    assert (found.metadata.uid, found.status.placement) == ("456", status().placement)
+
+
+@pytest.mark.parametrize("text", ["rubbish\n", "one two three\n", "n 0-0x\n"])
+async def test_a_placement_that_somebody_wrote_in_place_of_a_chunk_counts_as_deleted(text: str) -> None:
+    server = Server()
+    packed = await chunks(server).pack(job(TrainingJobStatus()), status())
+    next(iter(server.objects.values()))["data"] = {"nodes": text}
+    read = await chunks(server).fetch(job(packed))
+    assert read.status.placement is not None
+    assert set(read.status.placement.node_of_index()) == {LOST}
+
+
+async def test_nobody_gives_way_to_victims_that_somebody_wrote_in_place_of_a_chunk() -> None:
+    server = Server()
+    whole = promise(*(Victim(uid=str(UUID(int=each)), generation=1, reason="Preempted") for each in range(500)))
+    packed = await chunks(server).pack(job(TrainingJobStatus()), whole)
+    (body,) = server.objects.values()
+    body["data"]["victims"] = json.dumps(Victim(uid="another-teams", generation=1, reason="Reclaimed").to_raw()) + "\n"
+    read = await chunks(server).fetch(job(packed))
+    assert read.status.promise == promise().promise
