@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
-from itertools import islice
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -18,9 +17,15 @@ NEVER: Final = datetime.max.replace(tzinfo=timezone.utc)
 """A moment that never comes: a window that is always open closes then."""
 
 LONGEST_CHAIN: Final = 11_000
-"""Times that a window is made longer by others that overlap it. One that goes on after that is taken to be always open:
-ten hours every hour are, and so are three minutes every minute. One that ends may be of many: a minute every minute
-from 8 to 18 is of 660, and a week of such minutes of 10,080."""
+"""Times that a window is made longer by others that overlap it. One that goes on after that is taken to be always open.
+One that ends may be of many: a minute every minute from 8 to 18 is of 660, and a week of such minutes of 10,080."""
+
+EVERY_HOUR: Final = timedelta(days=1)
+EVERY_WEEK: Final = timedelta(days=400)
+EVERY_YEAR: Final = timedelta(days=10 * 366)
+"""The same by the time for which an opening is followed: as long as it takes until all starts, changes of the clock and
+leap days among them, have come once, and more. Whoever submits jobs chooses their windows, and the scheduling loop
+waits for the answer: each month's first day is one start in 916 years of 11,000."""
 
 STARTS: Final = 2.0
 """A gang is not started in a window that closes before it could have started so many times."""
@@ -128,15 +133,23 @@ def _joined(window: EffectiveWindow, zone: ZoneInfo, opens: datetime, length: ti
 
 def _follow(window: EffectiveWindow, zone: ZoneInfo, opens: datetime, length: timedelta) -> tuple[datetime, bool]:
     """Until when openings overlap, and whether they end then; False: nobody followed them any further."""
-    closes = opens + length
-    starts = map(_utc, CronSim(window.start, opens.astimezone(zone)))
-    for start in islice(starts, LONGEST_CHAIN):
-        if start > closes:
-            return closes, True
-        if start > NEVER - 2 * length:
+    closes, followed = opens + length, _followed(window)
+    for _ in range(LONGEST_CHAIN):
+        if closes - opens > followed or closes > NEVER - 2 * length:
             break  # the calendar would end before the chain
-        closes = max(closes, start + length)
+        last = _last_start(window, zone, closes)  # those before it end before it does
+        if last is None or last + length <= closes:
+            return closes, True
+        closes = last + length
     return closes, False
+
+
+def _followed(window: EffectiveWindow) -> timedelta:
+    """For how long at least a chain of a window's openings is followed."""
+    hour, day, month, weekday = window.start.split()[1:]
+    if (day, month) != ("*", "*"):
+        return EVERY_YEAR
+    return EVERY_HOUR if (hour, weekday) == ("*", "*") else EVERY_WEEK
 
 
 def _last_start(window: EffectiveWindow, zone: ZoneInfo, moment: datetime) -> datetime | None:

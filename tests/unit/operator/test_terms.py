@@ -103,6 +103,35 @@ def test_windows_that_follow_each_other_end_where_the_last_of_them_does(
     assert windows.opening(window, closes).opens > closes
 
 
+def test_an_opening_of_many_windows_ends_where_they_do() -> None:
+    summer = EffectiveWindow("* * * 6-8 *", 3600, "Etc/UTC", stops=True)
+    found = windows.opening(summer, datetime(2026, 5, 1, tzinfo=UTC))
+    assert found == windows.Opening(datetime(2026, 6, 1, tzinfo=UTC), datetime(2026, 9, 1, 0, 59, tzinfo=UTC))
+    days = EffectiveWindow("0 0 * * *", 86400, "Europe/Berlin", stops=True)
+    assert windows.opening(days, berlin(2026, 3, 1)).closes == berlin(2026, 10, 25, 23), "a day of 25 hours"
+
+
+@pytest.mark.parametrize(
+    ("start", "days"), [("0 0 1 * *", 40), ("0 0 29 2 *", 3000), ("0 20 * * MON-FRI", 7), ("*/30 * * * *", 1)]
+)
+def test_the_scheduling_loop_does_not_wait_for_who_follows_a_window_through_the_centuries(
+    start: str, days: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = 0
+
+    class Counting(windows.CronSim):  # type: ignore[misc]  # it has no types
+        def __next__(self) -> datetime:
+            nonlocal looked
+            looked += 1
+            found: datetime = super().__next__()
+            return found
+
+    monkeypatch.setattr(windows, "CronSim", Counting)
+    always = EffectiveWindow(start, days * 86400 + 1, "America/New_York", stops=True)
+    assert windows.opening(always, datetime(2026, 3, 2, tzinfo=UTC)).closes == windows.NEVER
+    assert looked < 500
+
+
 @pytest.mark.parametrize(
     ("start", "hours", "limit"),
     [("0 20 * * *", 3, 3 * 3600.0), ("0 20,22 * * *", 3, 5 * 3600.0), ("0 * * * *", 3, float("inf"))],
