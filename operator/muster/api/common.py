@@ -172,9 +172,12 @@ Quantity = Annotated[
 ]
 """A Kubernetes quantity: `4`, `500m`, `64Gi`."""
 
+LONGEST_URI = 1024
+"""Characters."""
+
 S3Uri = Annotated[
     str,
-    Len(1, 1024),
+    Len(1, LONGEST_URI),
     matches(
         S3_RUN_PATTERN,
         "write s3://BUCKET/PREFIX: a bucket has 3 to 63 lower-case letters, digits, dots and dashes, and the prefix "

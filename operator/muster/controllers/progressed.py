@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Final
 
 from muster.api import goodput
+from muster.api.common import LONGEST_URI
 from muster.api.names import ConditionType, Reason
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import CommittedCheckpoint, FixedSize, Goodput, Progress, Saving, TrainingJobStatus
@@ -54,7 +55,7 @@ def progressed(job: TrainingJob, answer: LauncherStatus, now: datetime) -> Train
         draft.set(
             checkpoint=CommittedCheckpoint(
                 step=committed.step,
-                uri=committed.uri if committed.uri.startswith("s3://") else None,
+                uri=_place(committed.uri),
                 committed_at=datetime.fromtimestamp(committed.committed_at, timezone.utc),
             )
         )
@@ -78,6 +79,11 @@ def progressed(job: TrainingJob, answer: LauncherStatus, now: datetime) -> Train
         draft.set(goodput=counted)
     status = draft.done()
     return None if status == job.status else status
+
+
+def _place(uri: str) -> str | None:
+    """Of a checkpoint, as far as a status has room for it. A launcher's word may be nonsense."""
+    return uri if uri.startswith("s3://") and len(uri) <= LONGEST_URI else None
 
 
 def _stands_still(old: Progress, answer: LauncherStatus, now: datetime) -> bool:

@@ -625,6 +625,15 @@ def test_a_gang_whose_training_fixes_its_size_keeps_it_and_is_told_no_other(work
     assert other.fixed_size is None, "the script has changed since"
 
 
+@pytest.mark.parametrize("uri", ["file:///tmp/x", f"s3://bucket/{'x' * 1024}"])
+def test_progress_is_told_wherever_a_launcher_says_that_its_checkpoint_is(uri: str) -> None:
+    said = LauncherStatus(LauncherPhase.RUNNING, 1, 1, 0, step=29, checkpoint=LauncherCheckpoint(20, uri, 0.0))
+    told = progressed(trainingjob(), said, NOW)
+    assert told is not None
+    assert told.checkpoint is not None
+    assert (told.checkpoint.step, told.checkpoint.uri) == (20, None)
+
+
 @pytest.mark.parametrize(("pace", "total", "seconds"), [(5.0, 300, 60), (0.1, 300, 200), (5.0, None, 60)])
 def test_a_gang_that_answers_and_does_no_step_stands_still(pace: float, total: int | None, seconds: int) -> None:
     said = LauncherStatus(LauncherPhase.RUNNING, 1, 1, 0, step=29, total_steps=total, steps_per_second=pace)
