@@ -18,6 +18,7 @@ from muster.api.common import GROUP
 from muster.cluster.eligibility import pinned_node, tells_state
 from muster.cluster.interpod import apart
 from muster.cluster.overrides import RUNTIME, TRAINER
+from muster.cluster.pods import pod_name
 from muster.cluster.quantities import amount
 from muster.cluster.requests import Requests, requests_of
 from muster_protocol import env
@@ -51,7 +52,8 @@ class PodView:
         bound: kube-scheduler has bound it.
         terminating: deletion was asked for; the pod holds its room until it is gone.
         forced: it was deleted without any grace: it is gone in a moment, and its launcher has no time for a word.
-        owner_uid: UID of the TrainingJob that is the controlling owner, as the pod says, or "".
+        owner_uid: UID of the TrainingJob whose worker it is, as the pod says by its controlling owner and its name; ""
+            of any other, also of a copy that somebody has made of a worker's pod.
         fixed: of a DaemonSet, or a static one of its node's: it never makes room.
         job: name of its TrainingJob by label, or "".
         queue: name of the TrainingQueue by label, or "".
@@ -133,7 +135,8 @@ class PodView:
         ended_name, ended = _ended(spec, status)
         node = spec.get("nodeName") or ""
         containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-        index = _number(labels.get(names.INDEX_LABEL))
+        job, index = labels.get(names.JOB_LABEL) or "", _number(labels.get(names.INDEX_LABEL))
+        generation, attempt = (_number(labels.get(one)) for one in (names.GENERATION_LABEL, names.ATTEMPT_LABEL))
         return cls(
             namespace=sys.intern(metadata.get("namespace") or ""),
             name=metadata.get("name") or "",
@@ -143,13 +146,13 @@ class PodView:
             phase=sys.intern(status.get("phase") or "Pending"),
             terminating=metadata.get("deletionTimestamp") is not None,
             forced=metadata.get("deletionGracePeriodSeconds") == 0,
-            owner_uid=_owner(metadata),
+            owner_uid=_owner(metadata) if metadata.get("name") == pod_name(job, generation, index, attempt) else "",
             fixed=_fixed(metadata),
-            job=sys.intern(labels.get(names.JOB_LABEL) or ""),
+            job=sys.intern(job),
             queue=sys.intern(labels.get(names.QUEUE_LABEL) or ""),
-            generation=_number(labels.get(names.GENERATION_LABEL)),
+            generation=generation,
             index=index,
-            attempt=_number(labels.get(names.ATTEMPT_LABEL)),
+            attempt=attempt,
             requests=_shared(_requests(metadata, spec, status)),
             priority=spec.get("priority") or 0,
             unschedulable=(scheduled.get("message") or "no node fits") if unplaced else "",

@@ -196,9 +196,11 @@ def test_a_queues_account_has_the_slices_of_its_jobs_by_the_gpu_that_they_are_of
 def test_slices_of_a_gang_without_a_placement_count_until_its_pods_are_gone() -> None:
     asked = {"resources": {"requests": {f"{MIG}3g.20gb": "1"}}}
     owner = {"kind": "TrainingJob", "uid": "j", "controller": True, "apiVersion": "muster.dev/v1alpha1"}
+    place = {"job": "j", "generation": "1", "index": "0", "attempt": "0"}
+    labels = {f"muster.dev/{key}": value for key, value in place.items()}
     pod = PodView.from_raw(
         {
-            "metadata": {"name": "p", "uid": "p", "ownerReferences": [owner]},
+            "metadata": {"name": "j-g1-0-0", "uid": "p", "labels": labels, "ownerReferences": [owner]},
             "spec": {"nodeName": "a", "containers": [asked]},
             "status": {"phase": "Running"},
         }

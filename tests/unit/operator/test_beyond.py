@@ -281,7 +281,7 @@ def pod(index: int, on: str) -> PodView:
     return PodView.from_raw(
         {
             "metadata": {
-                "name": f"j-{index}",
+                "name": f"j-g1-{index}-0",
                 "uid": f"u{index}",
                 "labels": {**labels, "muster.dev/attempt": "0"},
                 "ownerReferences": [owner],

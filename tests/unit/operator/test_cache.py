@@ -22,7 +22,9 @@ def pod(name: str, owner: str = "job-uid") -> PodView:
         "status": {"phase": "Pending"},
     }
     if owner:
-        raw["metadata"]["labels"] = {"muster.dev/job": "job"}
+        place = {"generation": "1", "index": name.rpartition("-")[2], "attempt": "0"}
+        raw["metadata"] |= {"name": f"{owner}-g1-{place['index']}-0"}
+        raw["metadata"]["labels"] = {f"muster.dev/{key}": value for key, value in {"job": owner, **place}.items()}
         reference = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "name": "job", "uid": owner}
         raw["metadata"]["ownerReferences"] = [reference | {"controller": True}]
     return PodView.from_raw(raw)
@@ -49,7 +51,7 @@ def test_a_gangs_pod_that_comes_is_no_reason_to_plan_but_its_end_is(cache: Cache
 
 
 def test_a_lost_node_gives_those_a_turn_that_have_pods_there_now(cache: Cache) -> None:
-    stays, goes, moves = pod("stays", "a"), pod("goes", "b"), pod("moves", "c")
+    stays, goes, moves = pod("stays-0", "a"), pod("goes-0", "b"), pod("moves-0", "c")
     for each in (stays, goes, moves):
         cache.on_pod(each.key, each)
     cache.on_pod(goes.key, None)

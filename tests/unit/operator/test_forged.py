@@ -59,12 +59,34 @@ def test_a_pod_of_another_namespace_is_no_worker_whatever_owner_it_names() -> No
             gang = {"job": "victim", "generation": "1", "attempt": "0"}
             owner = {**OURS, "uid": "uid-of-victim"}
             show(around, *pod("victim-g1-0-0", "elsewhere", owner, phase="Failed", index="0", **gang))
-            show(around, *pod("any", "elsewhere", owner, phase="Pending", **{**gang, "generation": "9"}))
+            show(around, *pod("victim-g9--1-0", "elsewhere", owner, phase="Pending", **{**gang, "generation": "9"}))
             around.submit("after", workers=1)  # what comes later is looked at later
             await around.until(lambda: around.placed("after"))
             assert around.status("victim").get("stop") is None
             assert around.status("victim").get("placement")
             assert "DELETE pods" not in around.server.calls, "nothing is deleted for what is elsewhere"
+
+    compressed(scene())
+
+
+@pytest.mark.parametrize("phase", ["Failed", "Succeeded", "Pending"])
+def test_a_copy_of_a_workers_pod_under_another_name_is_no_worker(phase: str) -> None:
+    """Who debugs takes a pod's YAML, changes its name, and applies it: labels and owner stay."""
+
+    async def scene() -> None:
+        async with world() as around:
+            around.submit("job")
+            await around.until(lambda: len(around.server.pods) == 2)
+            for name in ("job-g1-0-0", "job-g1-1-0"):
+                around.show(name, "Running")
+            await around.until(lambda: around.status("job").get("ready") == 2)
+            gang = {"job": "job", "generation": "1", "index": "1", "attempt": "0"}
+            show(around, *pod("my-copy", "ns", {**OURS, "uid": "uid-of-job"}, phase=phase, **gang))
+            around.submit("after", workers=1)  # what comes later is looked at later
+            await around.until(lambda: around.placed("after"))
+            assert around.status("job").get("stop") is None
+            assert around.status("job")["ready"] == 2
+            assert "DELETE pods" not in around.server.calls
 
     compressed(scene())
 

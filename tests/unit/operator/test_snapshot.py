@@ -13,6 +13,7 @@ from muster.api.jobparts import MAX_WORKERS
 from muster.api.placement import MAX_SPARES
 from muster.cluster.eligibility import NodeFilter
 from muster.cluster.jobs import LARGEST, AlternativeInput, JobInput, RunInput, TermsInput
+from muster.cluster.pods import pod_name
 from muster.cluster.snapshot import LevelInput, Masks, QueueInput, QuotaInput, build, eligible
 from muster.cluster.views import NodeView, PodView, Taint
 from muster.scheduling.planner import plan
@@ -56,6 +57,7 @@ def pod(name: str, *, bound: str = "", pinned: str = "", owner: str = "", **fiel
         labels |= {"muster.dev/index": str(fields["index"]), "muster.dev/attempt": str(fields.get("attempt", 0))}
     metadata: dict[str, Any] = {"name": name, "namespace": "ns", "uid": fields.get("uid", name), "labels": labels}
     if owner:
+        metadata["name"] = pod_name("j", fields.get("generation", 1), fields["index"], fields.get("attempt", 0))
         ours = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob"}
         metadata["ownerReferences"] = [{**ours, "uid": owner, "controller": True}]
     if fields.get("terminating"):

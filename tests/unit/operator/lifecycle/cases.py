@@ -80,7 +80,7 @@ def pod_view(
     """A pod as its POST leaves it."""
     own = [{"name": env.MAX_RUNTIME, "value": str(max_runtime)}] if max_runtime is not None else []
     labels = {
-        names.JOB_LABEL: "llama",
+        names.JOB_LABEL: name.rpartition("-g")[0],
         names.GENERATION_LABEL: str(generation),
         names.INDEX_LABEL: str(index),
         names.ATTEMPT_LABEL: str(attempt),
