@@ -50,6 +50,16 @@ def own_utilization(value: float) -> dict[str, str]:
     }
 
 
+def beside_dcgm(value: float) -> dict[str, str]:
+    """As `own_utilization`, of a cluster beside one where the DCGM exporter tells of a pod of the same name."""
+    clusters = {"a": utilization(70), "b": own_utilization(value)}
+    return {
+        series.replace("{", f'{{cluster="{cluster}",'): values
+        for cluster, told in clusters.items()
+        for series, values in told.items()
+    }
+
+
 def quota(owed: int) -> dict[str, str]:
     return {
         'muster_queue_waiting_gpus{queue="q"}': "8x200",
@@ -87,6 +97,7 @@ CASES: Final = (
     Case("MusterJobUnderused", utilization(30), utilization(70), at="90m"),
     Case("MusterJobUnderused", own_utilization(0.3), own_utilization(0.7), at="90m"),
     Case("MusterJobIdleGPUs", utilization(1), utilization(30)),
+    Case("MusterJobIdleGPUs", beside_dcgm(0.01), beside_dcgm(0.3)),
     Case(
         "MusterQueueWaitLong",
         {'muster_queue_oldest_wait_seconds{queue="q"}': "86000+60x200"},
