@@ -129,10 +129,10 @@ def _place(uri: str, endpoint: str) -> Place | None:
 
 def _server(endpoint: str) -> str:
     """The server, as it is called in one way only."""
-    parts = urlsplit(endpoint)
     try:
+        parts = urlsplit(endpoint)
         host, port = (parts.hostname or "").rstrip("."), parts.port
-    except ValueError:  # no such port; the launcher's preflight will say so
+    except ValueError:  # no such port, or half an IPv6 address; the launcher's preflight will say so
         return endpoint
     if host.endswith(_AWS):
         return ""

@@ -191,6 +191,8 @@ def test_which_uris_are_one_place(other: dict[str, str], same: bool) -> None:
         ("https://s3.example.com", "https://s3.example.com:443", True),
         ("http://s3.example.com:9000", "http://s3.example.com", False),
         ("http://s3.example.com:99999", "http://s3.example.com", False),
+        ("http://[::1:9000", "http://[::1:9000", True),
+        ("http://[::1:9000", "http://[::1]:9000", False),
     ],
 )
 def test_which_endpoints_are_one_server(one: str, other: str, same: bool) -> None:
