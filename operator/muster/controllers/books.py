@@ -97,7 +97,7 @@ class Books:
         `spent`: the budgets that are used up, by the names of the queues that they close."""
         queues = self._cache.queues
         tally = self.tally = Tally.of(snapshot, count_waiting(records.values()))
-        self._seen = {name: seen for name, seen in self._seen.items() if name in queues}
+        self._forget_gone(queues)
         self._sent = {name: sent for name, sent in self._sent.items() if queues.get(name[1]) is sent[0]}
         ground = Ground.of(snapshot, self._cache.nodes())
         for name, standing in standings(queues, errors, spent, ground).items():
@@ -114,6 +114,13 @@ class Books:
         topology = self._cache.topologies.get(DEFAULT_TOPOLOGY)
         if topology is not None:
             self._wanted["topologies", DEFAULT_TOPOLOGY] = topology_status(topology, self._cache.nodes(), now)
+
+    def _forget_gone(self, queues: Mapping[str, TrainingQueue]) -> None:
+        """What is kept of queues that are gone: one that is made again under the name begins at nothing."""
+        self._seen = {name: seen for name, seen in self._seen.items() if name in queues}
+        for kept in (self._wanted, self._written, self._refused):
+            for gone in [name for name in kept if name[0] == "trainingqueues" and name[1] not in queues]:
+                del kept[gone]
 
     def _with_newest(self, queue: TrainingQueue) -> TrainingQueue:
         """With the status that is to be written, or that the watch does not show yet: an account goes on from there, or

@@ -295,6 +295,35 @@ def test_what_is_held_between_two_writes_counts_however_late_they_are_and_shown(
         asyncio.run(run())
 
 
+async def test_a_queue_that_is_made_again_begins_at_nothing_whatever_of_the_one_before_was_not_written() -> None:
+    cache = Cache(pods=Items(), nodes=Items(), namespaces=Items(), priority_classes=Items())
+    written: list[TrainingQueueStatus] = []
+
+    class Server:
+        async def update_status(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+            written.append(TrainingQueueStatus.model_validate(body["status"]))
+            return body
+
+    books = Books(cache, Executor(Server(), b"k" * 16))  # type: ignore[arg-type]  # it has all that is called
+    for hours, gpus in enumerate((8, 4)):
+        cache.on_queue("research", queue({"gpuHours": 100}))
+        books.keep(holding_gpus(gpus), {}, {}, {}, NOON + hours * HOUR)
+    cache.on_queue("research", None)
+    books.keep(holding_gpus(), {}, {}, {}, NOON + 2 * HOUR)
+    cache.on_queue("research", queue({"gpuHours": 100}))
+    books.keep(holding_gpus(2), {}, {}, {}, NOON + 3 * HOUR)
+    books.write_due()
+    while others := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(others)
+    (status,) = written
+    assert status.month is not None
+    assert [(use.gpus, use.gpu_seconds) for use in status.month.uses] == [(2, 0)]
+    cache.on_queue("research", None)
+    books.keep(holding_gpus(), {}, {}, {}, NOON + 4 * HOUR)
+    assert not books._wanted
+    assert not books._written
+
+
 async def test_a_status_that_is_refused_is_told_once_and_again_when_it_was_taken_in_between(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
