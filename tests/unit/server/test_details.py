@@ -34,6 +34,17 @@ def node(name: str, rack: str, **spec: Any) -> NodeView:
     )
 
 
+def worker(index: int, *, node: str = "", name: str = "") -> Object:
+    """A pod of the job `a`, or a copy of it of that name."""
+    place = {"job": "a", "generation": "1", "index": str(index), "attempt": "0"}
+    owner = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "uid": "uid-a", "controller": True}
+    labels = {f"muster.dev/{key}": value for key, value in place.items()}
+    return {
+        "metadata": {"name": name or f"a-g1-{index}-0", "labels": labels, "ownerReferences": [owner]},
+        "spec": {"nodeName": node},
+    }
+
+
 def pod(name: str, where: str, gpus: int, phase: str = "Running") -> PodView:
     resources = {"requests": {"nvidia.com/gpu": str(gpus)}, "limits": {"nvidia.com/gpu": str(gpus)}}
     return PodView.from_raw(
@@ -56,9 +67,7 @@ async def test_a_job_is_explained_as_muster_explain_does() -> None:
         "ahead": [{"job": "vision/b", "why": "holds"}],
     }
     cluster.objects[PATH] = job("vision", "a", queue="research") | {"status": {"phase": "Queued", "queue": waiting}}
-    cluster.objects["/api/v1/namespaces/vision/pods"] = {
-        "items": [{"metadata": {"name": "a-g1-0-0", "labels": {"muster.dev/index": "0"}}, "spec": {"nodeName": "n1"}}]
-    }
+    cluster.objects["/api/v1/namespaces/vision/pods"] = {"items": [worker(0, node="n1"), worker(0, name="copy-of-a")]}
     async with client(cluster) as http:
         answer = await http.get("/v1/jobs/vision/a")
     assert answer.status_code == 200, answer.text
@@ -85,7 +94,7 @@ async def test_the_page_of_a_large_gang_is_read_once_for_all_who_ask_and_its_pod
                 await asyncio.sleep(0)
                 self.held.append(sum(one() is not None for one in before))
                 self.read += 1
-                items = [Raw(metadata={"name": f"a-{number}"}) for number in range(first, first + 500)]
+                items = [Raw(worker(number)) for number in range(first, first + 500)]
                 before += map(weakref.ref, items)
                 page = {"items": items}
                 del items
@@ -117,10 +126,7 @@ async def test_each_worker_says_its_kind_of_capacity_and_whether_it_is_of_the_ba
     nodes = [{"node": "n0", "indexes": "0"}, {"node": "n1", "indexes": "1"}]
     placement = {"generation": 1, "workers": 2, "nodes": nodes, "base": 1, "capacity": "on-demand", "beyond": "spot"}
     cluster.objects[PATH] = job("vision", "a") | {"status": {"phase": "Running", "placement": placement}}
-    labels = [{"muster.dev/index": str(index), "muster.dev/generation": "1"} for index in range(2)]
-    cluster.objects["/api/v1/namespaces/vision/pods"] = {
-        "items": [{"metadata": {"name": f"a-{index}", "labels": each}} for index, each in enumerate(labels)]
-    }
+    cluster.objects["/api/v1/namespaces/vision/pods"] = {"items": [worker(0), worker(1)]}
     async with client(cluster) as http:
         answer = await http.get("/v1/jobs/vision/a")
     workers = JobDetail.model_validate(answer.json()).workers
