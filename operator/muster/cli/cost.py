@@ -150,9 +150,9 @@ def _files(intervals: list[Path], pools: list[Path], month: str | None) -> tuple
     """Rows of files, and the period. Raises ValueError."""
     found, now = rows.Rows(), datetime.now(timezone.utc)
     for path in intervals:
-        rows.read(_text(path).splitlines(), str(path), into=found)
+        rows.read(_text(path).split("\n"), str(path), into=found)  # JSON has other ends of lines within a line
     for path in pools:
-        rows.read(_text(path).splitlines(), str(path), kind="pool", into=found)
+        rows.read(_text(path).split("\n"), str(path), kind="pool", into=found)
     names = ", ".join(str(path) for path in (*intervals, *pools))
     periods = found.periods()
     if not periods:

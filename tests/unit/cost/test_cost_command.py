@@ -150,6 +150,18 @@ def on_terminal(*arguments: str, columns: int = 80) -> list[str]:
     return re.sub(r"\x1b\[[0-9;]*m", "", found.stdout).splitlines()
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_line_of_json_ends_at_its_newline_alone(tmp_path: Path, end: str) -> None:
+    begins, file = datetime(2026, 10, 1, tzinfo=timezone.utc), tmp_path / "rows.jsonl"
+    held = Interval("uid", 1, 0, 0, "node", "H100", "on-demand", 8, begins, begins + timedelta(hours=1))
+    user = "Ann\u2028Lee\x85"
+    told = [json.loads(line) for line in written([held, JobFacts("uid", "ns", "job", "q", user=user)])]
+    file.write_bytes(end.join(json.dumps(line, ensure_ascii=False) for line in told).encode())
+    found = run("cost", "report", "--intervals", str(file), "--by", "user", "-o", "json")
+    assert found.exit_code == 0, found.output
+    assert [row["user"] for row in json.loads(found.stdout)["rows"]] == [user]
+
+
 def test_the_report_fits_on_a_terminal() -> None:
     files = ("--intervals", str(EXAMPLE / "october.jsonl"), "--prices", str(EXAMPLE / "prices.yaml"))
     asked = ("cost", "report", *files, "--month", "2026-10")
