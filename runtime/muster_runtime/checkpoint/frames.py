@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any, Final
 
 _PREFIX: Final = struct.Struct("!IQ")
@@ -39,10 +40,10 @@ def send_frame(
         connection.sendall(payload)
 
 
-def receive_frame(connection: socket.socket) -> Frame | None:
-    """The next frame, or None when the other side has closed."""
-    prefix = _receive_exactly(connection, _PREFIX.size)
-    return None if prefix is None else _behind(prefix, connection)
+def receive_frame(connection: socket.socket, came: Callable[[int], None] | None = None) -> Frame | None:
+    """The next frame, or None when the other side has closed. `came` hears of each number of bytes, as they come."""
+    prefix = _receive_exactly(connection, _PREFIX.size, came)
+    return None if prefix is None else _behind(prefix, connection, came)
 
 
 def receive_frame_and_descriptor(connection: socket.socket) -> tuple[Frame, int | None] | None:
@@ -58,16 +59,20 @@ def receive_frame_and_descriptor(connection: socket.socket) -> tuple[Frame, int 
     return frame, descriptor
 
 
-def _behind(prefix: bytes | bytearray, connection: socket.socket) -> Frame | None:
+def _behind(
+    prefix: bytes | bytearray, connection: socket.socket, came: Callable[[int], None] | None = None
+) -> Frame | None:
     header_size, payload_size = _PREFIX.unpack(prefix)
-    header = _receive_exactly(connection, header_size)
-    payload = _receive_exactly(connection, payload_size)
+    header = _receive_exactly(connection, header_size, came)
+    payload = _receive_exactly(connection, payload_size, came)
     if header is None or payload is None:
         return None
     return json.loads(header), payload
 
 
-def _receive_exactly(connection: socket.socket, size: int) -> bytearray | None:
+def _receive_exactly(
+    connection: socket.socket, size: int, came: Callable[[int], None] | None = None
+) -> bytearray | None:
     """Takes no more than twice the memory of what has come: `size` may be wrong."""
     data, done = bytearray(min(size, _AHEAD)), 0
     while done < size:
@@ -78,4 +83,6 @@ def _receive_exactly(connection: socket.socket, size: int) -> bytearray | None:
         if not count:
             return None
         done += count
+        if came is not None:
+            came(count)
     return data

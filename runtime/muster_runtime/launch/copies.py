@@ -30,7 +30,7 @@ from muster_runtime.checkpoint.niceness import give_way
 from muster_runtime.checkpoint.records import Order
 from muster_runtime.launch import copy_stream
 from muster_runtime.launch.config import Config
-from muster_runtime.launch.copy_stream import CopyError, Piece
+from muster_runtime.launch.copy_stream import CopyError, Pace, Piece
 from muster_runtime.launch.membership import Refused, Roll
 from muster_runtime.launch.state import State
 from muster_runtime.launch.termination import say
@@ -39,6 +39,8 @@ _AGAIN_SECONDS: Final = 5.0
 """After a copy that was not taken."""
 _SLOWEST_FETCH: Final = 4e6
 """Bytes a second: where less comes, the gang had better not wait for the rest, and resume from the store."""
+_SLOWEST_COPY: Final = 4e5
+"""The same of a copy that comes to be kept, for which training's own exchanges leave less."""
 _CHECKED_A_SECOND: Final = 20e6
 """Bytes, at the least: whoever keeps a copy sums it at the lowest priority, and says nothing meanwhile."""
 _FAILURES_TOLD: Final = 3
@@ -224,7 +226,7 @@ class Copies:
                     if number != self._offers:
                         raise CopyError("another was offered after it")
                     self._incoming = connection
-                pieces = copy_stream.receive(connection, self._config.processes, self._room)
+                pieces = copy_stream.receive(connection, self._config.processes, self._room, Pace(_SLOWEST_COPY))
                 copy_stream.check(pieces, copy.order)
                 with self._lock:
                     if number != self._offers:
@@ -301,7 +303,10 @@ class Copies:
                 if status != 101:
                     return f"it answered {status}: {_text(connection)}"
                 give_way()
-                copy_stream.send(connection, pieces)
+                try:
+                    copy_stream.send(connection, pieces)
+                except OSError as error:
+                    return copy_stream.last_word(connection) or str(error)
                 connection.settimeout(copy_stream.STALL_SECONDS + size / _CHECKED_A_SECOND)
                 answer = receive_frame(connection)
                 return "it hung up" if answer is None else str(answer[0]["wrong"])
@@ -331,11 +336,12 @@ class Copies:
                 status = copy_stream.ask(connection, self._config.token, api.FETCH_PATH, self._own(order))
                 if status != 101:
                     return f"it answered {status}: {_text(connection)}"
-                first = receive_frame(connection)
+                pace = Pace(_SLOWEST_FETCH)
+                first = receive_frame(connection, pace.count)
                 if first is None:
                     return "it hung up"
                 into = {number: memory.data for number, memory in enumerate(self._memory)}
-                pieces = copy_stream.receive(connection, len(self._memory), into, slowest=_SLOWEST_FETCH)
+                pieces = copy_stream.receive(connection, len(self._memory), into, pace)
             if first[0]["claim"] and self._config.leads:
                 records.write(self._memory[0].claim, json.loads(first[0]["claim"]))
             for memory, piece in zip(self._memory, pieces, strict=True):

@@ -84,18 +84,25 @@ def send(connection: socket.socket, pieces: Sequence[Piece]) -> None:
             raise CopyError("its memory was cut off on the way")
 
 
-def receive(
-    connection: socket.socket, count: int, memory: Mapping[int, int] | int, *, slowest: float = 0.0
-) -> list[Piece]:
+def last_word(connection: socket.socket) -> str:
+    """Why the other side hung up before it had everything, in its own words; "" where it said nothing."""
+    try:
+        answer = receive_frame(connection)
+    except (OSError, ValueError):
+        return ""
+    return "" if answer is None else str(answer[0].get("wrong", ""))
+
+
+def receive(connection: socket.socket, count: int, memory: Mapping[int, int] | int, pace: Pace) -> list[Piece]:
     """The parts of `count` ranks, one after the other in one `memory`; or each where it lay, in the memory of its rank.
 
-    Not summed yet: see `check`. Raises CopyError, also where less than `slowest` bytes come in a second; OSError when
-    the other side is gone.
+    Not summed yet: see `check`. Raises CopyError, also where it comes more slowly than `pace` allows; OSError when the
+    other side is gone.
     """
     pieces: list[Piece] = []
-    at, pace = 0, _Pace(slowest)
+    at = 0
     for number in range(count):
-        frame = receive_frame(connection)
+        frame = receive_frame(connection, pace.count)
         if frame is None:
             raise CopyError("the other side has hung up")
         record = bytes(frame[1])
@@ -110,7 +117,7 @@ def receive(
     return pieces
 
 
-def _receive_into(connection: socket.socket, memory: int, base: int, length: int, pace: _Pace) -> None:
+def _receive_into(connection: socket.socket, memory: int, base: int, length: int, pace: Pace) -> None:
     """`base` is at a page's begin."""
     if os.fstat(memory).st_size < base + records.capacity(length):
         os.ftruncate(memory, base + records.capacity(length))
@@ -126,8 +133,8 @@ def _receive_into(connection: socket.socket, memory: int, base: int, length: int
             pace.count(got)
 
 
-class _Pace:
-    """Of what comes, judged every `STALL_SECONDS`."""
+class Pace:
+    """Of what comes, judged every `STALL_SECONDS`: CopyError where that is less than `slowest` bytes a second."""
 
     def __init__(self, slowest: float) -> None:
         self._slowest, self._since, self._came = slowest, time.monotonic(), 0

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import socket
+import struct
 import threading
 import zlib
 from collections.abc import AsyncIterator
@@ -577,18 +578,20 @@ def test_what_answers_nonsense_keeps_nobody_from_starting(given: bytes, monkeypa
     assert ["could not be fetched, so the gang resumes from the store" in text for text in said] == [True]
 
 
-def test_a_fetch_that_hardly_moves_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Something comes all the time, so the connection doesn't stall; and the gang would wait."""
+@pytest.mark.parametrize("begun", ["", "record", "content"])
+def test_a_fetch_that_hardly_moves_is_given_up(begun: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something comes all the time, so the connection doesn't stall; and the gang would wait. A record of rank 0 is as
+    large as a manifest."""
     monkeypatch.setattr(copy_stream, "STALL_SECONDS", 0.5)
     said: list[str] = []
     monkeypatch.setattr(copies, "say", said.append)
 
     def trickle(connection: socket.socket, pieces: list[copy_stream.Piece]) -> None:
-        send_frame(connection, {"length": LENGTH}, pieces[0].record)
-        with contextlib.suppress(OSError):
-            while True:
-                connection.sendall(b"x")
-                threading.Event().wait(0.05)
+        if begun == "record":
+            connection.sendall(struct.pack("!IQ", 2, 1 << 20) + b"{}")
+        elif begun == "content":
+            send_frame(connection, {"length": LENGTH}, pieces[0].record)
+        crawl(connection)
 
     async def check() -> None:
         async with pods(3) as (first, second, third):
@@ -600,6 +603,40 @@ def test_a_fetch_that_hardly_moves_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 
     asyncio.run(check())
     assert ["resumes from the store: only 0.0 MB came in" in text for text in said] == [True]
+
+
+def crawl(connection: socket.socket) -> None:
+    """Sends a byte now and then, until the other side hangs up."""
+    with contextlib.suppress(OSError):
+        while True:
+            connection.sendall(b"\0")
+            threading.Event().wait(0.05)
+
+
+def test_a_copy_that_crawls_is_given_up_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither side would ever end it: the job's status would say for ever that a peer keeps this pod's memory."""
+    monkeypatch.setattr(copy_stream, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(copies, "_AGAIN_SECONDS", 0.0)
+
+    def trickle(connection: socket.socket, pieces: list[copy_stream.Piece]) -> None:
+        send_frame(connection, {"length": LENGTH}, pieces[0].record)
+        while True:
+            connection.sendall(b"x")
+            threading.Event().wait(0.05)
+
+    monkeypatch.setattr(copy_stream, "send", trickle)
+
+    async def check() -> None:
+        async with pods() as (first, second):
+            await begin(first, keeper=second.member)
+            await begin(second)
+            first.stage(10)
+            while not first.copies.trouble:
+                first.copies.look()
+                await asyncio.sleep(0.01)
+            assert first.copies.trouble.startswith("worker 0's memory is not copied to worker 1: only 0.0 MB came in")
+
+    asyncio.run(check())
 
 
 def test_a_stop_waits_for_no_launcher_that_gives_no_answer() -> None:
