@@ -15,7 +15,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -25,6 +25,9 @@ from muster_protocol.checkpoints.tensors import ITEM_BYTES
 from muster_runtime.errors import StateError
 
 TensorTable = dict[str, torch.Tensor]
+
+_INT_BITS: Final = 14_000
+"""Of 4,214 digits: no more than 4,300 does Python turn into a text, or back."""
 
 
 def split(name: str, state: Any, ties: Mapping[str, str] | None = None) -> tuple[Any, TensorTable]:
@@ -40,8 +43,10 @@ def split(name: str, state: Any, ties: Mapping[str, str] | None = None) -> tuple
     def encode(path: str, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return {"$tensor": _enter(path, value, table, tied)}
-        if value is None or isinstance(value, (bool, str)) or type(value) is int:
+        if value is None or isinstance(value, (bool, str)):
             return value
+        if type(value) is int:
+            return _bounded(path, value)
         if type(value) is float:
             return value if math.isfinite(value) else {"$float": repr(value)}
         if isinstance(value, bytes):
@@ -71,6 +76,15 @@ def split(name: str, state: Any, ties: Mapping[str, str] | None = None) -> tuple
         ) from None
 
 
+def _bounded(path: str, value: int) -> int:
+    if value.bit_length() > _INT_BITS:
+        raise StateError(
+            f"{path} is a number of {value.bit_length():,} bits, which a checkpoint can't hold: it takes up to "
+            f"{_INT_BITS:,}. Let its state_dict() return its bytes (`.to_bytes`)"
+        )
+    return value
+
+
 def _encode_dict(path: str, value: dict[Any, Any], encode: Callable[[str, Any], Any]) -> Any:
     if all(isinstance(key, str) and not key.startswith("$") for key in value):
         return {key: encode(f"{path}.{key}", item) for key, item in value.items()}
@@ -79,8 +93,8 @@ def _encode_dict(path: str, value: dict[Any, Any], encode: Callable[[str, Any], 
 
 
 def _enter(path: str, tensor: torch.Tensor, table: TensorTable, ties: Mapping[str, str]) -> str:
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)[6:]
         raise StateError(
             f"{path} is a {kind} tensor; a checkpoint holds dense ones: convert what its state_dict() returns"
         )
@@ -159,7 +173,7 @@ def _plain_number(value: Any) -> int | float | bool | None:
     if isinstance(value, (int, float)):
         return float(value) if isinstance(value, float) else int(value)
     if type(value).__module__ == "numpy" and callable(getattr(value, "item", None)) and getattr(value, "ndim", 1) == 0:
-        plain = value.item()
+        plain = value.item() if value.dtype.kind in "biuf" else None  # a moment in nanoseconds would be an int
         return plain if isinstance(plain, (bool, int, float)) else None
     return None
 

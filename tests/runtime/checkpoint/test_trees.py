@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -131,7 +132,15 @@ def test_numpy_numbers_and_odd_dicts_become_plain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "kind"), [(object(), "object"), ({1, 2}, "set"), (lambda: 0, "function"), (np.ones(2), "ndarray")]
+    ("value", "kind"),
+    [
+        (object(), "object"),
+        ({1, 2}, "set"),
+        (lambda: 0, "function"),
+        (np.ones(2), "ndarray"),
+        (np.datetime64(1, "ns"), "datetime64"),
+        (np.timedelta64(1, "ns"), "timedelta64"),
+    ],
 )
 def test_anything_else_is_an_error_that_names_the_key(value: Any, kind: str) -> None:
     with pytest.raises(StateError, match=rf"^meter\.deep\.1 is a .*{kind}"):
@@ -156,9 +165,25 @@ def test_types_whose_items_torch_does_not_measure_are_refused_by_name(kind: torc
         split("m", {"grid": torch.zeros(2, dtype=torch.uint8).view(kind)})
 
 
-def test_sparse_tensors_are_refused_by_name() -> None:
-    with pytest.raises(StateError, match=r"m\.grid is a sparse_coo tensor"):
-        split("m", {"grid": torch.eye(2).to_sparse()})
+@pytest.mark.parametrize(
+    ("kind", "made"),
+    [
+        ("sparse_coo", lambda: torch.eye(2).to_sparse()),
+        ("nested", lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])),
+        ("nested", lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)),
+    ],
+)
+def test_tensors_that_are_not_dense_are_refused_by_name(kind: str, made: Callable[[], torch.Tensor]) -> None:
+    with pytest.raises(StateError, match=rf"m\.grid is a {kind} tensor"):
+        split("m", {"grid": made()})
+
+
+def test_a_number_too_long_for_a_text_is_refused_by_name() -> None:
+    """Python makes none of more than 4,300 digits, which would be a bare ValueError at the first save."""
+    for number in ((1 << 14_000) - 1, -((1 << 14_000) - 1)):
+        assert through_json(number) == number
+    with pytest.raises(StateError, match=r"^keys\.modulus is a number of 20,001 bits.*to_bytes"):
+        split("keys", {"modulus": 1 << 20_000})
 
 
 def test_infinities_are_kept() -> None:
