@@ -29,7 +29,7 @@ from hack.s3server import BUCKET, S3Server, serving
 from checkpoint_gang import BESIDE
 from checkpoint_verdict import Figures, judge, table
 from muster_protocol import env
-from muster_runtime.launch.copies import RankMemory
+from muster_runtime.launch.rank_memory import RankMemory
 from report import report
 
 CONTENDERS: Final = ("muster", "muster-memory", "torch.save", "dcp", "dcp-async", "s3torch", "s3torch4", "put_object")

@@ -32,6 +32,7 @@ from muster_runtime.launch import copy_stream
 from muster_runtime.launch.config import Config
 from muster_runtime.launch.copy_stream import CopyError, Pace, Piece
 from muster_runtime.launch.membership import Refused, Roll
+from muster_runtime.launch.rank_memory import RankMemory, agreed, stand
 from muster_runtime.launch.state import State
 from muster_runtime.launch.termination import say
 
@@ -43,6 +44,10 @@ _SLOWEST_COPY: Final = 4e5
 """The same of a copy that comes to be kept, for which training's own exchanges leave less."""
 _CHECKED_A_SECOND: Final = 20e6
 """Bytes, at the least: whoever keeps a copy sums it at the lowest priority, and says nothing meanwhile."""
+_OVERTAKEN: Final = (
+    "the save after the next was staged where it lay before all of it had come; save less often "
+    "(spec.checkpoint.interval, everySteps), or put the two where the network between them is faster"
+)
 _FAILURES_TOLD: Final = 3
 """Tries in a row that fail before anybody but the log is told: the other launcher may only be late to begin."""
 
@@ -50,31 +55,6 @@ Seen = tuple[list[list[bytes]], bytes]
 """The heads of what each rank has marked, and of the claim."""
 Stream = Callable[[socket.socket], None]
 """What becomes of the connection, in a thread of its own."""
-
-
-@dataclass(frozen=True)
-class RankMemory:
-    """Descriptors of one rank's memory tier, which outlives the rank."""
-
-    data: int
-    slots: tuple[int, int]
-    claim: int
-
-    @classmethod
-    def make(cls) -> RankMemory:
-        """Files without a name, which are gone with this process."""
-        data, first, second, claim = (
-            os.memfd_create(f"muster-{name}", os.MFD_CLOEXEC) for name in ("data", "record", "record", "claim")
-        )
-        return cls(data, (first, second), claim)
-
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        return self.data, *self.slots, self.claim
-
-    @property
-    def empty(self) -> bool:
-        return not any(os.fstat(slot).st_size for slot in self.slots)
 
 
 @dataclass(frozen=True)
@@ -287,7 +267,7 @@ class Copies:
 
     def _send(self, keeper: Member, incarnation: int, turn: int) -> str:
         """Why there is no copy with `keeper`, or ""."""
-        pieces = self._agreed(incarnation)
+        pieces = agreed(self._memory, incarnation)
         if not pieces:
             return ""
         order = pieces[0].part.order
@@ -309,24 +289,10 @@ class Copies:
                     return copy_stream.last_word(connection) or str(error)
                 connection.settimeout(copy_stream.STALL_SECONDS + size / _CHECKED_A_SECOND)
                 answer = receive_frame(connection)
-                return "it hung up" if answer is None else str(answer[0]["wrong"])
+                wrong = "it hung up" if answer is None else str(answer[0]["wrong"])
+                return _OVERTAKEN if wrong and not stand(self._memory, pieces) else wrong
         except (CopyError, OSError, ValueError) as error:
             return str(error) or repr(error)
-
-    def _agreed(self, incarnation: int) -> list[Piece]:
-        """The newest step that all ranks of this pod have marked."""
-        found: list[dict[Order, Piece]] = []
-        for memory in self._memory:
-            pieces = {}
-            for slot in memory.slots:
-                with suppress(ValueError, KeyError, TypeError):  # it is being written anew
-                    record = records.take(slot)
-                    if records.marked(record) == incarnation:
-                        part = records.extent(records.parse(record))
-                        pieces[part.order] = Piece(record, part, memory.data, part.base)
-            found.append(pieces)
-        common = set.intersection(*(set(pieces) for pieces in found))
-        return [pieces[max(common)] for pieces in found] if common else []
 
     def _fetch(self, holder: Member, turn: int) -> str:
         """Why this pod's copy didn't come from `holder`, or ""."""

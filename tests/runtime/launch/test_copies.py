@@ -31,6 +31,7 @@ from muster_runtime.launch.leader import Leader
 from muster_runtime.launch.membership import Roll
 from muster_runtime.launch.node_hours import NodeHours
 from muster_runtime.launch.profiles import Profiles
+from muster_runtime.launch.rank_memory import agreed
 from muster_runtime.launch.ranks import Ranks
 from muster_runtime.launch.standing import Standing
 from muster_runtime.launch.state import State
@@ -227,7 +228,7 @@ def test_a_copy_that_is_cut_off_or_changed_does_not_count(capfd: pytest.CaptureF
         async with pods() as (first, second):
             await begin(first, second)
             first.stage(10)
-            pieces = first.copies._agreed(1)
+            pieces = agreed(first.copies._memory, 1)
 
             def cut() -> None:
                 status, connection = first.ask(second, api.COPY_PATH, first.offer(10))
@@ -480,7 +481,7 @@ def test_a_copy_that_its_sender_has_given_up_never_counts_with_the_next_ones_byt
             def send(step: int) -> socket.socket:
                 status, connection = first.ask(second, api.COPY_PATH, first.offer(step))
                 assert status == 101
-                copy_stream.send(connection, first.copies._agreed(1))
+                copy_stream.send(connection, agreed(first.copies._memory, 1))
                 return connection
 
             first.stage(10)
@@ -635,6 +636,32 @@ def test_a_copy_that_crawls_is_given_up_and_told(monkeypatch: pytest.MonkeyPatch
                 first.copies.look()
                 await asyncio.sleep(0.01)
             assert first.copies.trouble.startswith("worker 0's memory is not copied to worker 1: only 0.0 MB came in")
+
+    asyncio.run(check())
+
+
+def test_saves_that_come_faster_than_copies_are_told_as_that_and_not_as_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "_AGAIN_SECONDS", 0.0)
+    send = copy_stream.send
+
+    async def check() -> None:
+        async with pods() as (first, second):
+
+            def overtaken(connection: socket.socket, pieces: list[copy_stream.Piece]) -> None:
+                step = pieces[0].part.order[1]
+                for each in (1, 2):
+                    first.stage(step + each, slot=(step + each) % 2)
+                send(connection, pieces)
+
+            monkeypatch.setattr(copy_stream, "send", overtaken)
+            await begin(first, keeper=second.member)
+            await begin(second)
+            first.stage(10)
+            while not first.copies.trouble:
+                first.copies.look()
+                await asyncio.sleep(0.01)
+            told = "worker 0's memory is not copied to worker 1: the save after the next was staged where it lay"
+            assert first.copies.trouble.startswith(told)
 
     asyncio.run(check())
 
