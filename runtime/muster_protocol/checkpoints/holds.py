@@ -18,7 +18,7 @@ from typing import Final
 from muster_protocol import manifest as manifests
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.errors import CorruptCheckpointError, StateError, StorageError, StorageRefusedError
-from muster_protocol.manifest import HOLDS_PREFIX, TOMBSTONE, Hold
+from muster_protocol.manifest import HOLDS_PREFIX, LATEST_KEY, TOMBSTONE, Hold
 from muster_protocol.storage_errors import Kind
 
 HOLD_SECONDS: Final = 900.0
@@ -44,6 +44,8 @@ def read_holds(store: Store) -> list[Hold]:
     found = []
     for item in store.objects(HOLDS_PREFIX):
         name = _id(item.key)
+        if "/" in name or name == LATEST_KEY:  # of another run, whose uri ends in this folder's name
+            continue
         body = store.get(item.key)
         if body is None:
             continue

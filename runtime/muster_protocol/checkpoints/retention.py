@@ -12,13 +12,14 @@ from muster_protocol.checkpoints.holds import holders, is_over
 from muster_protocol.checkpoints.inventory import Checkpoint, Folder, Inventory, record_key
 from muster_protocol.checkpoints.store import Unfinished
 from muster_protocol.durations import format_duration
+from muster_protocol.losses import METRICS_PREFIX
 from muster_protocol.manifest import HOLDS_PREFIX, KEPT_PREFIX, LATEST_KEY, Latest
 
 ANCESTORS: Final = 2
 """So many parents of LATEST's checkpoint are never deleted: a restore falls back on them."""
 ORPHAN_SECONDS: Final = 24 * 3600.0
 """What was never committed stays so long: a writer may be slow, and somebody may want to look."""
-_OWN: Final = re.compile(rf"(step-\d+/\d+-\d+/|{HOLDS_PREFIX}|{KEPT_PREFIX}|metrics/|{LATEST_KEY}$)")
+_OWN: Final = re.compile(rf"(step-\d+/\d+-\d+/|({HOLDS_PREFIX}|{KEPT_PREFIX}|{METRICS_PREFIX})[^/]+$|{LATEST_KEY}$)")
 """Begins the key of whatever a run writes."""
 
 

@@ -901,6 +901,27 @@ def test_a_run_below_whose_name_is_like_a_steps_is_none_of_this_one(made: MadeRu
         muster("verify", f"{uri}/{below}")
 
 
+@pytest.mark.parametrize("name", ["holds", "kept", "metrics"])
+def test_a_run_below_with_the_name_of_one_of_this_ones_folders_loses_nothing(name: str, tmp_path: Path) -> None:
+    """Read as holds that are long over, its manifests went with this run's next prune."""
+    uri, below = f"file://{tmp_path}/run", tmp_path / "run" / name
+    store = open_store(parse_uri(uri), None)
+    begun(store, 5)
+    muster("cp", f"{uri}@3", f"{uri}/{name}")
+    half_written = below / "step-00000003" / "2-0" / ".muster-rank-00000.0000.bin.f00"
+    half_written.parent.mkdir()
+    half_written.touch()
+    before = {path for path in below.rglob("*") if path.is_file()}
+    long_ago = time.time() - 3 * 24 * 3600
+    for path in before:
+        os.utime(path, (long_ago, long_ago))
+    assert not take(store).holds
+    muster("prune", uri, "--last", "1", "--job-gone", "--yes")
+    assert before <= set(below.rglob("*"))
+    assert "1 of 1 checkpoint is whole" in muster("verify", f"{uri}/{name}")
+    store.close()
+
+
 def test_where_latest_is_missing_that_is_told_and_not_that_nothing_lies_there(made: MadeRun, uri: str) -> None:
     made.store.delete(["LATEST"])
     before = made.store.objects("")
