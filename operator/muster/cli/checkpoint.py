@@ -45,6 +45,7 @@ from muster_protocol.checkpoints.retention import (
 )
 from muster_protocol.checkpoints.store import NOTHING
 from muster_protocol.checkpoints.tensors import tensors_of
+from muster_protocol.counts import counted
 from muster_protocol.spelling import there_are
 from muster_protocol.uris import parse_uri, parse_uri_at_step
 
@@ -318,7 +319,7 @@ def export_(
         old = exported_before(there, force=force)
         files = export(store, tensors, there, shard_bytes=shard_size, old=old)
         size = sum(tensor.bytes for tensor in tensors.values())
-        typer.echo(f"step {checkpoint.step}: {len(tensors)} tensors, {tables.amount(size)}, in {there.uri}:")
+        typer.echo(f"step {checkpoint.step}: {counted(len(tensors), 'tensor')}, {tables.amount(size)}, in {there.uri}:")
         for file in files:
             typer.echo(f"  {file}")
 

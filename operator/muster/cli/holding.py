@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
 from typing import Final
 
 from muster.api.common import API_VERSION
@@ -41,7 +40,7 @@ async def stop(
             if changes:
                 await _set(api, known[name], policy)
             write((_released if policy is OPEN else _stopped)(name, then, changes=changes) + "\n")
-        if (nobody := await nobody_leads(api, datetime.now(timezone.utc))) is not None:
+        if (nobody := await nobody_leads(api)) is not None:
             note(nobody.asked)
     return 0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
 
@@ -94,11 +93,10 @@ async def look(api: Api, name: str, namespace: str, *, events: int = EVENTS_SHOW
     views = await pods_of(api, namespace, uid)
     told = await api.list(f"/api/v1/namespaces/{namespace}/events", fieldSelector=f"involvedObject.uid={uid}")
     newest = sorted(told, key=event_time)[-events:]
-    now = datetime.now(timezone.utc)
-    return Scene(job, tuple(views), tuple(newest), now, unled=await nobody_leads(api, now))
+    return Scene(job, tuple(views), tuple(newest), api.clock.now(), unled=await nobody_leads(api))
 
 
-async def nobody_leads(api: Api, now: datetime) -> Unled | None:
+async def nobody_leads(api: Api) -> Unled | None:
     """Whether no operator leads, as far as the user may read the Lease: in the namespace that the docs name, else
     wherever it is. One that is left from before says nothing where another is held."""
     leases: list[dict[str, Any]] = []
@@ -107,11 +105,11 @@ async def nobody_leads(api: Api, now: datetime) -> Unled | None:
     except ApiError as error:
         if error.status != 404:
             return None
-    if leases and unled(leases, now) is None:
+    if leases and unled(leases, api.clock.now()) is None:
         return None
     with suppress(ApiError):
         leases = await api.list(f"{LEASES}/leases", fieldSelector=f"metadata.name={LEASE_NAME}")
-    return unled(leases, now)
+    return unled(leases, api.clock.now())
 
 
 async def queues_of(api: Api, job: TrainingJob) -> tuple[TrainingQueue, ...]:

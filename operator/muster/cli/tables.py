@@ -75,9 +75,8 @@ async def jobs(
 
 
 async def _warn_of_nobody(api: Api) -> None:
-    now = datetime.now(timezone.utc)
-    if (nobody := await nobody_leads(api, now)) is not None:
-        note(nobody.told(now))
+    if (nobody := await nobody_leads(api)) is not None:
+        note(nobody.told(api.clock.now()))
 
 
 async def _jobs(api: Api, namespace: str | None) -> tuple[list[dict[str, Any]], str | None]:

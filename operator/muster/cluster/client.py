@@ -29,6 +29,7 @@ from muster.cluster import faults
 from muster.cluster.answers import Answer, Object, WatchEvent, document_of, error_of, event_of, lines_of, retry_after
 from muster.cluster.credentials import Credentials
 from muster.cluster.errors import ApiError, ApiUnreachable, LeadershipLost
+from muster.cluster.server_clock import ServerClock
 
 __all__ = ["Api", "ApiError", "ApiUnreachable", "LeadershipLost"]
 
@@ -59,6 +60,7 @@ class Api:
         guard: asked before every write; raises LeadershipLost when this process may not write.
         timeout: seconds for one call, all in.
         agent: what the API server's audit log shows as the user agent.
+        clock: the API server's.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Api:
         self.credentials = credentials
         self.guard = guard
         self.timeout = timeout
+        self.clock = ServerClock()
         self.agent = f"muster/{__version__}" + (f" ({agent})" if agent else "")
         self._observe = observe
         self._wrote = wrote
@@ -295,6 +298,7 @@ class Api:
             try:
                 async with self._open(method, path, parameters, limit, body, headers, fenced) as response:
                     code = response.status
+                    self.clock.heard(response.headers.get("Date", ""))
                     after = retry_after(response.headers.get("Retry-After"))
                     answer = Answer(code, await response.read(), response.reason or "", after)
             except TimeoutError as error:

@@ -6,6 +6,8 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,15 @@ import pytest
 import yaml
 from aiohttp import web
 
+from muster.cli.scene import nobody_leads
 from muster.cluster import client
 from muster.cluster.answers import DEEPEST, Answer, document_of, event_of
 from muster.cluster.client import Api
 from muster.cluster.credentials import Credentials, CredentialsError, _user
 from muster.cluster.errors import ApiError, ApiUnreachable, LeadershipLost
 from muster.cluster.informer import Informer
+from muster.cluster.lease import LEASE_NAME
+from muster.cluster.server_clock import ServerClock
 from muster.cluster.views import NamespaceView, VersionView
 
 pytestmark = pytest.mark.unit
@@ -585,3 +590,36 @@ def test_an_object_with_more_levels_than_can_be_read_does_not_take_the_others_wi
         while isinstance(part, (list, dict)):
             part, depth = part[0] if isinstance(part, list) else part['"}]'], depth + 1
         assert (part, depth) == (("\\", levels) if levels < DEEPEST else (None, DEEPEST - 3))
+
+
+@pytest.mark.parametrize("off", [timedelta(0), timedelta(minutes=10), timedelta(minutes=-10)], ids=str)
+@pytest.mark.parametrize("leads", [True, False])
+async def test_whether_an_operator_leads_is_judged_by_the_clusters_clock(
+    tmp_path: Path, off: timedelta, leads: bool
+) -> None:
+    """A laptop whose clock had stood still, or ran ahead, would say so at each command, or never."""
+
+    async def lease(request: web.Request) -> web.Response:
+        clusters = datetime.now(timezone.utc) - off
+        renewed = clusters - timedelta(seconds=5 if leads else 300)
+        spec = {"holderIdentity": "operator-1", "leaseDurationSeconds": 15}
+        found = {
+            "metadata": {"name": LEASE_NAME, "namespace": "muster-system"},
+            "spec": {**spec, "renewTime": renewed.strftime("%Y-%m-%dT%H:%M:%S.%fZ")},
+        }
+        many = {"metadata": {}, "items": [found]}
+        by_name = request.path.endswith(LEASE_NAME)
+        return web.json_response(found if by_name else many, headers={"Date": format_datetime(clusters, usegmt=True)})
+
+    async with served(tmp_path, lease) as api:
+        unled = await nobody_leads(api)
+        assert (unled is None) is leads
+        if unled is not None:
+            assert abs((api.clock.now() - unled.since).total_seconds() - 300) < 5
+
+
+@pytest.mark.parametrize("date", ["", "yesterday", "Fri, 99 Foo 2026 10:00:00 GMT"])
+def test_a_server_that_tells_no_time_leaves_this_machines(date: str) -> None:
+    clock = ServerClock()
+    clock.heard(date)
+    assert abs(clock.now() - datetime.now(timezone.utc)) < timedelta(seconds=5)
