@@ -1,8 +1,8 @@
 """Deletes what `retention` names, so that no crash and no race at any point loses anything that was to stay.
 
-For each checkpoint: a tombstone; then the holds and LATEST are read again, before each delete; then the manifest, then
-the shards, its record, and the tombstone as the last. What is half deleted has a tombstone and no manifest: nobody can
-take it for a checkpoint, and the next prune ends what was begun.
+For each checkpoint, the oldest first: a tombstone; then the holds and LATEST are read again, before each delete; then
+the manifest, then the shards, its record, and the tombstone as the last. What is half deleted has a tombstone and no
+manifest: nobody can take it for a checkpoint, and the next prune ends what was begun.
 """
 
 from __future__ import annotations
@@ -44,12 +44,14 @@ def carry_out(store: Store, plan: Plan, clock: Callable[[], float]) -> Outcome:
     StorageRefusedError where nothing may be deleted: then nothing was begun.
     """
     outcome = Outcome()
-    deletions = [_Deletion(store, plan.epoch, removal, clock) for removal in plan.removals]
+    # The oldest first: what a prune that is cut has left is still named by the manifests that come after it.
+    removals = sorted(plan.removals, key=lambda each: (each.folder.epoch, each.folder.step, each.folder.attempt))
+    deletions = [_Deletion(store, plan.epoch, removal, clock) for removal in removals]
     if deletions:
         deletions[0].try_out()
         for checkpoint in plan.records:
             store.put(record_key(checkpoint), b"")
-    for removal, deletion in zip(plan.removals, deletions, strict=True):
+    for removal, deletion in zip(removals, deletions, strict=True):
         reason = deletion.run()
         if reason:
             outcome.spared.append((removal.folder.prefix, reason))

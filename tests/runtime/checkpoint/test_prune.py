@@ -100,30 +100,32 @@ def test_what_is_kept_is_known_as_committed_when_its_neighbours_are_gone(made: M
     assert pruned(made.store, Retention(last=1, every=4), lambda: time.time() + 10**7).removed == []
 
 
-def calls_of_a_prune(memory: MemoryStore) -> int:
+def calls_of_a_prune(memory: MemoryStore, rules: Retention = RULES) -> int:
     watched: Any = WatchedStore(memory.copy())
-    pruned(watched)
+    pruned(watched, rules)
     return int(watched.calls)
 
 
 @pytest.mark.parametrize("when", ["at", "after"])
+@pytest.mark.parametrize(("rules", "stay"), [(RULES, (2, 4, 5, 6)), (Retention(last=1), (4, 5, 6))], ids=str)
 def test_cut_at_any_call_nothing_that_stays_is_lost_and_the_next_prune_ends_it(
-    made: MadeRun, memory: MemoryStore, when: str
+    made: MadeRun, memory: MemoryStore, when: str, rules: Retention, stay: tuple[int, ...]
 ) -> None:
+    """Also of several in a row: what goes first must not be all that leads to the others."""
     clean = memory.copy()
-    pruned(clean)
-    calls = calls_of_a_prune(memory)
+    pruned(clean, rules)
+    calls = calls_of_a_prune(memory, rules)
     assert calls > 20
     for number in range(calls):
         store = memory.copy()
         watched: Any = WatchedStore(store, **{when: {number: die}})
         with pytest.raises(Cut):
-            pruned(watched)
+            pruned(watched, rules)
         assert latest_key(store) == keys_of(made)[6]
-        assert_whole(made, store, (2, 4, 5, 6))
+        assert_whole(made, store, stay)
         for found in take(store).committed:  # what still looks like a checkpoint is one
             assert read_whole(store, found.key) == made.weights[found.key], (number, found.step)
-        pruned(store)
+        pruned(store, rules)
         assert names(store) == names(clean), number
 
 
