@@ -21,6 +21,8 @@ from muster_protocol.manifest import KEPT_PREFIX, MANIFEST_NAME, Hold, Latest, M
 
 _FOLDER: Final = re.compile(r"^step-(\d{8,})/(\d+)-(\d+)/")
 """As `step_prefix` writes it: a run below this one may well be named step-5."""
+_INSIDE: Final = re.compile(r"^(.+?)/step-(\d{8,})/\d+-\d+(/|$)")
+"""Of a uri: one within such a folder."""
 _RECORD: Final = re.compile(rf"^{KEPT_PREFIX}(\d+)-(\d+)-(\d+)-([0-9a-f]{{64}})$")
 Link = tuple[str, str]
 """A manifest's key and the hex SHA-256 of its bytes."""
@@ -52,6 +54,12 @@ def folder_of(key: str) -> tuple[int, int, int] | None:
     """(step, epoch, attempt) of an object that belongs to a checkpoint, else None."""
     match = _FOLDER.match(key)
     return (int(match[1]), int(match[2]), int(match[3])) if match else None
+
+
+def named_by_folder(uri: str) -> str:
+    """`URI@STEP` of the checkpoint in whose own folder `uri` lies, as that of a manifest does; "" where in none."""
+    match = _INSIDE.match(uri)
+    return f"{match[1]}@{int(match[2])}" if match else ""
 
 
 def read_manifest(store: Store, key: str, sha256: str = "") -> Found:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Final
 
 from muster_protocol import manifest as manifests
-from muster_protocol.checkpoints.chain import Found
+from muster_protocol.checkpoints.chain import Found, named_by_folder
 from muster_protocol.checkpoints.checks import check_of
 from muster_protocol.checkpoints.commit import TOOL, Claim, claim_epoch, claimant, commit
 from muster_protocol.checkpoints.inventory import runs_below
@@ -68,6 +68,8 @@ def claim_empty(target: StreamingStore, owner: str) -> Claim:
             what = f"a checkpoint of step {before.step}" if before.manifest else f"been claimed by {claimant(before)}"
             raise StateError(f"{target.uri} has {what} already; choose another prefix, or delete what is there first")
 
+    if taken := named_by_folder(target.uri):  # what deletes that one would delete this
+        raise StateError(f"{target.uri} lies in the folder of the checkpoint {taken}; name a prefix of its own")
     with suppress(StorageRefusedError):  # the right to list is not needed for anything else here
         if below := runs_below(target)[0]:
             others = f", and {len(below) - 1} more" if len(below) > 1 else ""

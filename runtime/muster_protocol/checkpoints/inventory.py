@@ -16,6 +16,7 @@ from muster_protocol.checkpoints.chain import (
     folder_of,
     links_of,
     named,
+    named_by_folder,
     newest_links,
     read_manifest,
     recorded,
@@ -242,10 +243,10 @@ def choose(inventory: Inventory, step: int | None) -> Checkpoint:
         raise StateError(inventory.unnamed)
     if not inventory.committed:
         troubles = " ".join(damaged.reason for damaged in inventory.damaged)
-        raise StateError(
-            f"{inventory.uri} has no committed checkpoint{': ' + troubles if troubles else ''}; is it some job's "
-            "spec.checkpoint.uri?"
-        )
+        mend = "is it some job's spec.checkpoint.uri?"
+        if place := named_by_folder(inventory.uri):
+            mend = f"it lies in one checkpoint's own folder: write {place}"
+        raise StateError(f"{inventory.uri} has no committed checkpoint{': ' + troubles if troubles else ''}; {mend}")
     for checkpoint in inventory.committed:
         if step in (None, checkpoint.step):
             return checkpoint

@@ -901,6 +901,18 @@ def test_a_run_below_whose_name_is_like_a_steps_is_none_of_this_one(made: MadeRu
         muster("verify", f"{uri}/{below}")
 
 
+def test_a_checkpoints_own_folder_is_no_place_of_a_run_and_is_told_by_the_runs_name(made: MadeRun, uri: str) -> None:
+    """`show` tells where the manifest lies, so that is what somebody passes on."""
+    manifest = json.loads(muster("show", f"{uri}@3", "-o", "json"))["manifest"]
+    folder = f"{uri}/{manifest.rpartition('/')[0]}"
+    for place in (folder, f"{folder}/"):
+        assert f"own folder: write {uri}@3" in muster("show", place, code=2)
+    before = made.store.objects("")
+    for place in (folder, f"{folder}/other"):
+        assert f"lies in the folder of the checkpoint {uri}@3" in muster("cp", f"{uri}@1", place, code=2)
+    assert made.store.objects("") == before
+
+
 @pytest.mark.parametrize("name", ["holds", "kept", "metrics"])
 def test_a_run_below_with_the_name_of_one_of_this_ones_folders_loses_nothing(name: str, tmp_path: Path) -> None:
     """Read as holds that are long over, its manifests went with this run's next prune."""
