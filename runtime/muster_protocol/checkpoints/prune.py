@@ -24,6 +24,7 @@ from muster_protocol.manifest import KEPT_PREFIX, TOMBSTONE
 
 BATCH: Final = 64
 """Shards that are deleted between two looks at LATEST and the holds."""
+_TAKEN_OVER: Final = "another prune has taken it over"
 
 
 @dataclass
@@ -87,6 +88,8 @@ class _Deletion:
             store.delete([self._tombstone])
             raise
         if reason:
+            if self._removal.record and reason != _TAKEN_OVER:
+                store.put(self._removal.record, b"")  # what leads to it may be the next that goes
             store.delete([self._tombstone])
             return reason
         if self._removal.manifest:
@@ -127,7 +130,7 @@ class _Deletion:
             )
         mark = self._store.objects(self._tombstone)
         if not mark:
-            return "another prune has taken it over"
+            return _TAKEN_OVER
         key = self._removal.manifest
         if key and key in (claim.latest.manifest, claim.latest.parent):
             return "LATEST names it now"

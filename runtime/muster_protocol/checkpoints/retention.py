@@ -71,12 +71,14 @@ class Retention:
 @dataclass(frozen=True)
 class Removal:
     """One folder that may go. `manifest` is its key, or ""; `bytes` is what a listing says of it: a committed
-    checkpoint's shards, and of anything else all that lies there."""
+    checkpoint's shards, and of anything else all that lies there. `record`: the key that says that it was committed, ""
+    where it never was."""
 
     folder: Folder
     manifest: str
     why: str
     bytes: int
+    record: str = ""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,13 @@ def plan(inventory: Inventory, retention: Retention, now: float, patience: float
         return Plan(0)
     reasons = kept_by(inventory, retention, now)
     removals = [
-        Removal(inventory.folders[checkpoint.prefix], checkpoint.key, "no rule keeps it", checkpoint.bytes)
+        Removal(
+            inventory.folders[checkpoint.prefix],
+            checkpoint.key,
+            "no rule keeps it",
+            checkpoint.bytes,
+            record_key(checkpoint),
+        )
         for checkpoint in inventory.newest_first
         if not reasons[checkpoint.key]
     ]

@@ -30,7 +30,7 @@ from muster_protocol.checkpoints.holds import (
     tag,
     tombstones,
 )
-from muster_protocol.checkpoints.inventory import choose, take
+from muster_protocol.checkpoints.inventory import choose, find_start, take
 from muster_protocol.checkpoints.prune import Outcome, carry_out
 from muster_protocol.checkpoints.retention import Plan, Retention, plan
 from muster_protocol.checkpoints.store import Store
@@ -217,6 +217,17 @@ def test_a_run_that_goes_back_to_what_is_being_deleted_keeps_it(made: MadeRun) -
     outcome = carry_out(store, waiting, time.time)
     assert outcome.spared == [("step-00000003/1-0/", "LATEST names it now")]
     assert_whole(made, store, (3,))
+
+
+def test_what_is_held_when_its_turn_comes_is_still_known_as_committed(made: MadeRun, memory: MemoryStore) -> None:
+    """A job that starts from it may start again before it has saved anything."""
+    planned = plan(take(memory), Retention(last=1), time.time())
+    with held(memory, keys_of(made)[2], "a start", warn=pytest.fail):
+        outcome = carry_out(memory, planned, time.time)
+        assert [why for _, why in outcome.spared] == ["held by a start"]
+        assert find_start(memory, 2).manifest.step == 2
+    assert [each.folder.step for each in pruned(memory, Retention(last=1)).removed] == [2]
+    assert not [key for key in names(memory) if key.startswith(("step-00000002", "kept/00000002"))]
 
 
 def test_a_tag_is_kept_until_it_is_released(made: MadeRun) -> None:
