@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
 from muster_runtime.streams import SESSIONS
@@ -17,6 +18,7 @@ _RANK_PREFIX: Final = re.compile(r"^\[rank\d+\]:\s?")
 _HEADER: Final = "Traceback (most recent call last):"
 _BESIDE: Final = 300
 """Characters of a line that is told beside, or in place of, an exception's."""
+_WARNING: Final = re.compile(r"(\[rank\d+\]:\s?)?\S.*:\d+: \w*Warning: ")
 _GAVE_UP: Final = "Watchdog caught collective operation timeout"
 _ASSERTION: Final = re.compile(r"([^:\s]*:\d+:.*\bAssertion .+ failed\b.*)")
 _ABORTS: Final = (re.compile(rf"({_GAVE_UP}: .*)"), re.compile(r"what\(\):\s*(\S.*)"), _ASSERTION)
@@ -126,8 +128,10 @@ def last_words(lines: Sequence[str]) -> str:
 
 
 def of_script(lines: Sequence[str]) -> list[str]:
-    """Those that the session has not written: how far the training was is no word about its end."""
-    return [line for line in lines if not line.startswith(SESSIONS)]
+    """Those that the session has not written: how far the training was is no word about its end. Nor is the line of
+    source, mostly `warnings.warn(`, that Python shows below a warning."""
+    own = [line for line in lines if not line.startswith(SESSIONS)]
+    return [line for before, line in pairwise(["", *own]) if not (line.startswith("  ") and _WARNING.match(before))]
 
 
 def exception_line(traceback: str) -> str:

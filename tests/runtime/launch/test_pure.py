@@ -482,6 +482,13 @@ def test_a_program_without_tracebacks_leaves_its_last_words() -> None:
     assert facts.traceback == "usage: train [-h]\ntrain: error: no such file: data.bin"
 
 
+def test_the_source_of_a_warning_is_no_last_word() -> None:
+    told = "/lib/loader.py:242: UserWarning: 3 of 4 shards are empty"
+    failure = failed(2, f"{told}\n  warnings.warn(\n")
+    assert failure.message == f"rank 2 exited with code 2: {told}"
+    assert failed(2, "E: no such file\n  data.bin\n").message == "rank 2 exited with code 2: data.bin"
+
+
 def test_one_that_logs_to_stdout_alone_leaves_that() -> None:
     """But is not known again by it: there the last word may be of progress."""
     said = ["record 17 of shard 3 has no label; giving up"]
