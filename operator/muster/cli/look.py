@@ -208,7 +208,7 @@ def _facts(scene: Scene) -> Table:
         head.add_row("Numerics", Text(unsound(status.numerics), "yellow"))
     if status.warnings:
         head.add_row("Warnings", Text(warned(status.warnings, scene), "yellow"))
-    if status.sizes:
+    if status.sizes and status.placement is not None:  # without one it has none
         head.add_row("Size", _size(scene))
     if fixed := size_kept(scene):
         head.add_row("Size kept", Text(fixed, "yellow"))

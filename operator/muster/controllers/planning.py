@@ -44,6 +44,7 @@ STARTED: Final = "Started"
 """Why a gang has its size that has waited for room."""
 SIZE_FAILED: Final = "SizeFailed"
 """Why a gang has its size whose script failed with the one before."""
+_STARTS_AGAIN: Final = frozenset({Reason.RESTARTING.value, Reason.BACKOFF.value})
 _NODES_SHOWN: Final = 8
 _HOLDERS_SHOWN: Final = 3
 
@@ -315,15 +316,15 @@ def last_start(job: TrainingJob) -> str:
 
 
 def _sizes(job: TrainingJob, workers: int, now: datetime) -> tuple[Size, ...]:
-    """The sizes of an elastic job, once it is placed with so many workers."""
-    sizes = job.status.sizes
-    if not is_elastic(job.spec.workers) or (sizes and sizes[-1].workers == workers):
+    """The sizes of a job that is elastic, or was, once it is placed with so many workers."""
+    sizes, asked = job.status.sizes, job.spec.workers
+    if not (sizes or is_elastic(asked)) or (sizes and sizes[-1].workers == workers):
         return sizes
     why, reason = reason_of(job.status, ConditionType.ADMITTED), STARTED
     fixed = job.status.fixed_size
     if sizes and fixed is not None and fixed.failed == sizes[-1].workers:
         reason = SIZE_FAILED
-    elif sizes and why in (Reason.RESTARTING.value, Reason.BACKOFF.value) and workers < sizes[-1].workers:
+    elif sizes and workers < sizes[-1].workers <= (asked.max or asked.replicas) and why in _STARTS_AGAIN:
         reason = MoveReason.WORKERS_LOST.value  # a whole restart found no nodes in place of those that are gone
     elif sizes and why in MOVES:
         reason = why

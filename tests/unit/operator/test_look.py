@@ -379,12 +379,16 @@ def test_the_size_of_an_elastic_gang_is_told_with_the_one_before() -> None:
         {"workers": 8, "since": "2026-01-02T01:04:05Z", "reason": "Started"},
         {"workers": 7, "since": "2026-01-02T03:03:05Z", "reason": "WorkersLost"},
     ]
-    text = shown(Scene(elastic(phase="Running", sizes=sizes), (), (), NOW))
+    placement = {"generation": 2, "workers": 7, "nodes": [{"node": "a", "indexes": "0-6"}]}
+    placed = {"phase": "Running", "placement": placement}
+    text = shown(Scene(elastic(**placed, sizes=sizes), (), (), NOW))
     assert "7/8 workers since 1m ago (WorkersLost); before 8 (Started)" in text
-    grown = elastic(phase="Running", sizes=[{**sizes[0], "workers": 9, "reason": "Grown"}])
+    grown = elastic(**placed, sizes=[{**sizes[0], "workers": 9, "reason": "Grown"}])
     told = "9/8 workers since 2h ago (Grown), more than it asks for, while nobody else needs them"
     assert told in shown(Scene(grown, (), (), NOW))
-    assert "8 workers since 2h ago (Started)" in shown(Scene(elastic(phase="Running", sizes=sizes[:1]), (), (), NOW))
+    assert "8 workers since 2h ago (Started)" in shown(Scene(elastic(**placed, sizes=sizes[:1]), (), (), NOW))
+    suspended = shown(Scene(elastic(phase="Suspended", sizes=sizes), (), (), NOW))
+    assert "Size" not in suspended, "it has no workers now"
 
 
 def test_the_line_of_a_gang_that_has_not_the_size_it_asks_for_says_both() -> None:

@@ -768,6 +768,15 @@ def test_the_sizes_of_an_elastic_gang_are_kept_with_their_reasons() -> None:
     assert not placed_with(trainingjob(), 2, "Restarting").status.sizes, "it has one size"
 
 
+@pytest.mark.parametrize("workers", [{"replicas": 2, "min": 1}, {"replicas": 2}], ids=["elastic", "fixed"])
+def test_a_size_that_an_edit_has_brought_is_kept_and_no_nodes_are_said_to_have_gone(workers: dict[str, Any]) -> None:
+    job = placed_with(trainingjob(workers={"replicas": 4, "min": 1}), 4, "InsufficientCapacity")
+    smaller = trainingjob(workers=workers)
+    edited = TrainingJob.from_raw(smaller.to_raw() | {"status": job.status.to_raw()})
+    job = placed_with(edited, 2, "Restarting")
+    assert [(size.workers, size.reason) for size in job.status.sizes] == [(4, "Started"), (2, "Started")]
+
+
 def test_the_workers_that_a_job_has_are_written_with_other_things_alone() -> None:
     job = placed_with(trainingjob(workers={"replicas": 8, "min": 2}), 6, "QuotaExceeded")
     assert job.status.workers == "6/8"
