@@ -20,7 +20,7 @@ from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.launchers import Launcher, LauncherError, Launchers, Nonsense, NotAsked
 from muster.cluster.status import is_true
 from muster.cluster.views import PodView
-from muster.controllers import tracking
+from muster.controllers import terms, tracking
 from muster.controllers.cache import Cache
 from muster.controllers.lifecycle.turn import TERMINAL
 from muster.controllers.progressed import progressed
@@ -219,7 +219,8 @@ class Progress:
         if is_true(record.job.status, ConditionType.RUNNING) and record.task is None and _live(record):
             status = progressed(record.job, answer, datetime.now(timezone.utc))
             if status is not None:
-                write(record, status)
+                price = record.gpu_type, record.price, record.currency
+                write(record, terms.with_rate(status, record.spec, *price))
 
     async def _tell_tracker(self, record: Record, leader: PodView) -> None:
         """Tell index 0 what the tracker of the run should know, when its image is known and now and then."""

@@ -136,6 +136,17 @@ def rated(usage: Usage | None, gpus: int | Fraction, price: float, currency: str
     return known.model_copy(update={"hourly": written(hourly) if hourly else None, "currency": named})
 
 
+def with_rate(
+    status: TrainingJobStatus, spec: EffectiveSpec, gpu_type: str, price: float, currency: str
+) -> TrainingJobStatus:
+    """The status with what its placement costs an hour; arguments as for `used`. To be written with other news: a price
+    that changes is no reason to write a status."""
+    if status.placement is None:
+        return status
+    usage = rated(status.usage, devices.held(status.placement, spec, gpu_type), price, currency)
+    return status if usage == status.usage else status.model_copy(update={"usage": usage})
+
+
 def budget_spent(spec: EffectiveSpec, usage: Usage) -> str:
     """What of the job's budget is used up, in words; "" while nothing is."""
     if spec.budget_gpu_hours is not None and usage.gpu_seconds >= spec.budget_gpu_hours * _HOUR:

@@ -11,7 +11,9 @@ import pytest
 from aiohttp import web
 
 from muster.api.placement import nodes_with_workers
+from muster.api.terms import Usage
 from muster.api.trainingjob import TrainingJob
+from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.eligibility import UNREACHABLE
 from muster.cluster.launchers import DirectTransport, Launcher, LauncherError, Launchers, NotAsked
 from muster.cluster.pods import PodSettings
@@ -129,6 +131,7 @@ class Fleet:
         told: pods that were told who belongs to their gang, as often as they were.
         node_hours: that nodes run between two failures, as the operator knows it.
         rates: what pods were told of that, as often as they were; `too_old` launchers know no such call.
+        wrote: what was handed to be written.
     """
 
     def __init__(self, gangs: int, *, failing: Callable[[str], Exception] = LauncherError, **spec: Any) -> None:
@@ -138,6 +141,7 @@ class Fleet:
         self.node_hours, self.too_old = 1000.0, False
         self.rates: list[tuple[str, float]] = []
         self.said: dict[str, Any] = {}
+        self.wrote: list[TrainingJobStatus] = []
         self._pods, self._nodes = Items(), Items()
         self.cache = Cache(pods=self._pods, nodes=self._nodes, namespaces=Items(), priority_classes=Items())
         self._node_of: dict[str, str] = {}
@@ -226,7 +230,7 @@ class Fleet:
         """The operator asks once a second and gives each gang its turn that has news."""
         for _ in range(seconds):
             await self.clock.go_on(1.0)
-            self.progress.ask_due(self.records, lambda record, status: None, self.clock.now, 1.0)
+            self.progress.ask_due(self.records, lambda record, status: self.wrote.append(status), self.clock.now, 1.0)
             await self.clock.go_on(0.0)
             dirty, self.cache.dirty = self.cache.dirty, set()
             for uid in sorted(dirty & set(self.records)):
@@ -379,6 +383,18 @@ async def test_a_status_that_cannot_be_true_is_not_heeded_and_the_log_says_so_on
     fleet.said = {"restarts": 1}
     await fleet.go_on(30)
     assert record.launcher.restarts == 1
+
+
+async def test_progress_brings_the_rate_by_the_prices_that_hold_now() -> None:
+    fleet = Fleet(1)
+    (record,) = fleet.records.values()
+    old = record.job.status.model_copy(update={"usage": Usage(hourly="98.48", currency="USD")})
+    record.job = record.job.model_copy(update={"status": old})
+    record.gpu_type, record.price, record.currency = "H100", 2.5, "EUR"
+    fleet.said = {"step": 7}
+    await fleet.go_on(12)
+    assert fleet.wrote[-1].progress is not None
+    assert fleet.wrote[-1].usage == Usage(hourly="5", currency="EUR")
 
 
 async def test_a_launcher_is_not_taken_for_silent_because_the_silent_ones_before_it_used_up_the_connections() -> None:

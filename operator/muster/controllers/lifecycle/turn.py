@@ -334,13 +334,10 @@ class Turn:
         self._count_time(before)
 
     def _with_rate(self, status: TrainingJobStatus) -> TrainingJobStatus:
-        """The status with what its placement costs an hour. A price that changes is no reason to write one."""
-        before = self.s.job.status
-        if before.placement is None or status.placement is None or status == before:
+        """The status with what a placement that goes on costs an hour."""
+        if self.s.job.status.placement is None or status == self.s.job.status:
             return status
-        gpus = devices.held(status.placement, self.s.spec, self.s.gpu_type)
-        usage = terms.rated(status.usage, gpus, self.s.price, self.s.currency)
-        return status if usage == status.usage else status.model_copy(update={"usage": usage})
+        return terms.with_rate(status, self.s.spec, self.s.gpu_type, self.s.price, self.s.currency)
 
     def account(self) -> Goodput:
         """Where the job's time went, as far as it is known."""
