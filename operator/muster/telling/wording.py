@@ -46,6 +46,7 @@ BASES: Final = {
 AHEAD: Final = {"Held by": "holds", "Behind": "before"}
 """Of those for which a job waits; whom what it lacks is kept for stands in the message."""
 DISRUPTED: Final = "disrupted"
+PREEMPTED: Final = "preempted"
 """`status.failure.cause` of pods that were drained, evicted or deleted."""
 OF_A_RANK: Final = frozenset({exits.Cause.USER, exits.Cause.OUT_OF_MEMORY})
 """Causes of a launcher's end for which the exit code of a rank tells more than its own, which is 1."""
@@ -143,8 +144,8 @@ def survived(status: TrainingJobStatus) -> bool:
 
 
 def word_for(cause: str) -> str:
-    """What an end by this cause is called: nobody failed where the pods were evicted or deleted."""
-    return "interruption" if cause == DISRUPTED else "failure"
+    """What an end by this cause is called: nobody failed where the pods were evicted or deleted, or told to stop."""
+    return "interruption" if cause in (DISRUPTED, PREEMPTED) else "failure"
 
 
 def silent(scene: Scene) -> str:

@@ -23,7 +23,7 @@ from muster.api import restarts
 from muster.api.effective import EffectiveSpec
 from muster.api.jobparts import MAX_RESTARTS
 from muster.api.names import ConditionType, EventReason, Reason
-from muster.api.placement import Placement
+from muster.api.placement import Placement, format_indexes
 from muster.api.queue_position import QueuePosition
 from muster.api.restarts import Group, InPlace, group_of
 from muster.api.trainingjob_status import Failure, PastFailure, TrainingJobStatus
@@ -78,6 +78,8 @@ def recover(turn: Turn) -> bool:
     cause = causes.first_cause(ends(turn))
     if cause is None or cause.kind is Kind.SUCCEEDED:
         return False
+    if cause.kind is Kind.PREEMPTED:
+        cause = _by_others(cause, placement)
     if cause.kind is Kind.REJECTED and not is_true(turn.status, ConditionType.RUNNING):
         return False  # the placement was wrong: `withdraw` takes it back
     followed = placement.replacing is None  # else one that was lost, and is known to be
@@ -100,6 +102,14 @@ def recover(turn: Turn) -> bool:
     else:
         go_on(turn, cause)
     return True
+
+
+def _by_others(cause: End, placement: Placement) -> End:
+    """A stop that Muster has not asked for, in words that put it down to no preemption and to no worker that tells."""
+    who = "somebody else than Muster, as SIGTERM to a worker does"
+    if lost := placement.replaced:  # kubelet gives who is deleted by force two seconds, enough to save for some
+        who = f"worker{'s' if len(lost) > 1 else ''} {format_indexes(lost)} before being lost"
+    return replace(cause, index=-1, message=f"the gang was asked to stop by {who}, and has stopped: {cause.message}")
 
 
 def go_on(turn: Turn, cause: End) -> None:

@@ -19,6 +19,7 @@ from muster.controllers.lifecycle.causes import End, Kind
 from muster.controllers.lifecycle.failure import allowed_in_place, sentence
 from muster.controllers.lifecycle.stopping import LAST_WORDS
 from muster.controllers.lifecycle.turn import Claim
+from muster.telling import wording
 from muster_protocol.exits import Cause
 from muster_protocol.launcher_status import Phase, ProfilePhase, Profiling
 from muster_protocol.messages import Ended
@@ -464,10 +465,18 @@ def test_75_without_our_message_is_the_users_failure() -> None:
 def test_75_with_our_message_is_not() -> None:
     case = Case(trainingjob(restart={"limit": 0}))
     case.start()
-    case.end(0, Cause.PREEMPTED, 75)
+    case.end(0, Cause.PREEMPTED, 75, message="preempted; the last committed checkpoint is step 7")
     case.settle()
     assert case.phase == "Restarting"
     assert case.job.status.failures is None
+    failure = case.job.status.failure
+    assert failure is not None
+    assert failure.index is None, "it is no worker's doing"
+    assert failure.message == (
+        "the gang was asked to stop by somebody else than Muster, as SIGTERM to a worker does, and has stopped: "
+        "preempted; the last committed checkpoint is step 7"
+    )
+    assert wording.word_for(failure.cause) == "interruption"
 
 
 def test_out_of_memory_is_named() -> None:

@@ -111,6 +111,19 @@ def test_every_end_without_a_word_that_is_nobodys_fault_is_a_loss(fields: dict[s
     assert case.job.status.placement.replaced == (1,)
 
 
+def test_a_gang_that_saves_in_the_seconds_that_a_pod_deleted_by_force_had_puts_its_stop_down_to_that() -> None:
+    case = running()
+    case.change(case.worker(1).name, terminating=True, forced=True)
+    case.settle()
+    case.end(0, Cause.PREEMPTED, 75, message="preempted; the last committed checkpoint is step 7")
+    case.settle()
+    assert case.phase == "Restarting"
+    assert events(case, EventReason.WORKER_FAILED)[1:] == [
+        "the gang was asked to stop by worker 1 before being lost, and has stopped: preempted; the last committed "
+        "checkpoint is step 7"
+    ]
+
+
 def test_several_are_replaced_at_once_and_one_that_is_lost_meanwhile_too() -> None:
     case = running(restart={"limit": 0})
     kill(case, 1, 3)
