@@ -182,6 +182,7 @@ class Leader:
             until = math.inf  # the others may have more to do; the watch ends the wait when they are lost
         elif self._state.stop is not None:
             until = self._state.stop_deadline - 1.0  # kubelet kills when the grace is over
+            self._background(self._look_who_is_gone())
         else:
             until = self._state.clock() + LINGER_SECONDS
         while self._unfinished() and self._state.clock() < until:
@@ -192,6 +193,15 @@ class Leader:
             await self._state.wait(min(1.0, until - self._state.clock()))
         self._state.end_tasks()
         return self._gang()
+
+    async def _look_who_is_gone(self) -> None:
+        """The ranks here have stopped. Who was killed before its own had can't say so, and nobody's GPUs are to wait
+        until its heartbeats are missed."""
+        await asyncio.sleep(SETTLE_SECONDS)
+        while hosts := {index: self._meeting.members[index].address for index in self._unfinished()}:
+            gone, left = await silent(self._client, hosts), self._unfinished()
+            self._lose({index: f"its launcher does not answer: {gone[index]}" for index in left if index in gone})
+            await asyncio.sleep(self._config.heartbeat)
 
     def _unfinished(self) -> list[int]:
         return [index for index in self._meeting.members if index not in self._ended and index != 0]

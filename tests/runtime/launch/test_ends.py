@@ -583,6 +583,21 @@ def test_the_leader_ends_the_gang_when_a_follower_is_lost(make_gang: MakeGang, h
     assert other.end().cause is Cause.PEER
 
 
+def test_a_stop_waits_for_nobody_who_was_killed_before_it_could_stop(make_gang: MakeGang) -> None:
+    """As of a pod that is deleted by force: it is asked to stop, and killed two seconds later."""
+    gang = make_gang(2, MUSTER_GRACE_SECONDS="60", MUSTER_REPLACE_SECONDS="60")
+    slow = SESSION.replace("sys.exit(75)", "if RANK == 1: time.sleep(50)\nsys.exit(75)")
+    leader, killed = gang.all(gang.script(slow))
+    running(gang, 2)
+    for pod in (killed, leader):
+        pod.signal(signal.SIGTERM)
+    gang.eventually(lambda: (gang.folder / "committed").exists(), "index 0's rank has saved")
+    killed.process.kill()
+    began = time.monotonic()
+    assert leader.end().cause is Cause.PREEMPTED, leader.log()
+    assert time.monotonic() - began < 15, "ten heartbeats take 20 s"
+
+
 def test_echoes_of_a_killed_pod_are_put_down_to_it(make_gang: MakeGang) -> None:
     """Its launcher can't tell; the others only know lost connections. Found by asking round, before any heartbeat."""
     gang = make_gang(3)
