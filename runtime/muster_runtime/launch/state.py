@@ -139,7 +139,10 @@ class State:
     def raise_if_over(self, index: int) -> None:
         """At the barrier, as `index`: raises Over when the gang won't start."""
         if self.stop is not None:
-            message = f"stopped ({self.stop.reason.value}) before the gang was complete"
+            when = "before the gang was complete"
+            if self.restart is not None:  # else the pods' logs, which are gone soon, have the only word of why
+                when = f"before its processes had started again in their pods, after {self.restart.first.message}"
+            message = f"stopped ({self.stop.reason.value}) {when}"
             raise Over(ExitFacts(Cause.PREEMPTED, exits.EXIT_PREEMPTED, message))
         if self.foreign:
             raise Over(ExitFacts(Cause.RENDEZVOUS, exits.EXIT_INFRASTRUCTURE, self.foreign))

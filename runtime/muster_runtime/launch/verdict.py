@@ -199,7 +199,9 @@ def stopped(stop: Stop, failed: Failure | None, *, killed: Sequence[int], commit
     if killed:
         some = ", ".join(str(rank) for rank in killed[:8])
         message += f"; rank {some} did not end within the grace of {stop.grace_seconds:g} s and was killed"
-    if failed is not None and (failed.traceback or failed.cause is Cause.CONFIG):
+    if failed is not None and failed.echo:  # whose rank was first tells why
+        message += f"; while stopping, rank {failed.rank} lost another rank"
+    elif failed is not None and (failed.traceback or failed.cause is Cause.CONFIG):
         message += f"; while stopping, {failed.message}"
     return ExitFacts(
         cause,

@@ -344,6 +344,17 @@ def test_a_failure_while_stopping_is_told_and_not_its_echo(make_gang: MakeGang) 
     assert "while stopping, rank 1 exited with code 1: ValueError: the save failed" in pod.end().message
 
 
+def test_an_echo_while_stopping_is_no_explanation(make_gang: MakeGang) -> None:
+    gang = make_gang(1)
+    echo = "raise RuntimeError('[gloo] Connection closed by peer')"
+    pod = gang.pod(0, gang.script(SESSION.replace("sys.exit(75)", echo)))
+    running(gang, 1)
+    pod.signal(signal.SIGTERM)
+    facts = pod.end()
+    assert facts.message.endswith("; while stopping, rank 0 lost another rank")
+    assert "Connection closed by peer" in facts.traceback
+
+
 @pytest.mark.parametrize("then", ["exit $?", "{again}"])
 def test_a_plain_script_behind_a_shell_gets_sigterm_too(make_gang: MakeGang, then: str) -> None:
     """A shell would die of it, and the script with it; and what it starts next is asked as well."""

@@ -351,6 +351,8 @@ def test_a_stop_while_the_gang_starts_again_is_heard(make_gang: MakeGang) -> Non
     pods[1].signal(signal.SIGTERM)
     assert [pod.end().exit_code for pod in pods] == [EXIT_PREEMPTED] * 2
     assert not gang.marks("running-3-")
+    told = "stopped (preempt) before its processes had started again in their pods, after rank 0 was ended by SIGKILL"
+    assert pods[0].end().message == told, "the pods' logs are gone soon, and nobody else has heard of it"
 
 
 def test_what_an_older_incarnation_says_ends_nobody(make_gang: MakeGang) -> None:
