@@ -11,7 +11,7 @@ import cProfile
 import logging
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,7 +54,9 @@ class WithoutPods(Executor):
             outcome.made.append(MadePod(name, uid, index, attempt, pod.requests))
         return outcome
 
-    async def delete_pods(self, namespace: str, doomed: Iterable[tuple[str, str]]) -> list[str]:
+    async def delete_pods(
+        self, namespace: str, doomed: Iterable[tuple[str, str]], hurried: Container[str] = ()
+    ) -> list[str]:
         for name, _ in doomed:
             self._show(f"{namespace}/{name}", None)
         return []

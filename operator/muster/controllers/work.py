@@ -102,7 +102,7 @@ class Worker:
             for note in decision.notes:
                 self.tell(record, note)
             if decision.delete:
-                gone = await self.executor.delete_pods(record.identity.namespace, decision.delete)
+                gone = await self.executor.delete_pods(record.identity.namespace, decision.delete, decision.hurried)
                 for name in gone:
                     record.made.pop(name, None)
             if decision.delete_job:

@@ -116,7 +116,7 @@ class Server:
         self.cache.on_job(("ns", name), TrainingJob.from_raw(raw))
         return raw
 
-    async def delete(self, path: str, *, uid: str = "") -> Object:
+    async def delete(self, path: str, *, uid: str = "", grace: int | None = None) -> Object:
         self._count(f"DELETE {path.rsplit('/', 2)[1]}")
         return {}
 

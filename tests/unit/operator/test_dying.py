@@ -184,7 +184,7 @@ class Cluster:
 
         return await self._write(f"status {name}", do)
 
-    async def delete(self, path: str, *, uid: str = "") -> Object:
+    async def delete(self, path: str, *, uid: str = "", grace: int | None = None) -> Object:
         name = path.rsplit("/", 1)[1]
 
         def do() -> Object:

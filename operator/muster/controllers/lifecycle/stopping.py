@@ -21,11 +21,9 @@ def remove_strays(turn: Turn) -> bool:
     """Delete pods of other placements than the present one, and those that others have replaced in it: left by a cut,
     or late fruits of a request given up."""
     placement = turn.status.placement
-    turn.remove(
-        pod
-        for pod in turn.s.pods
-        if placement is None or pod.generation != placement.generation or pod.attempt < placement.attempt_of(pod.index)
-    )
+    turn.remove(pod for pod in turn.s.pods if placement is None or pod.generation != placement.generation)
+    if placement is not None:
+        turn.dismiss(pod for pod in turn.gang if pod.attempt < placement.attempt_of(pod.index))
     return False
 
 

@@ -27,7 +27,6 @@ from muster_protocol.numerics import Numerics
 
 TERMINAL: Final = frozenset({"Succeeded", "Failed"})
 
-
 REPLACE_LIMIT: Final = 90.0
 """Seconds in which a gang has to come together again once a worker was lost; then it starts again whole. The others
 wait for longer in their pods (`muster.cluster.pod_environment.REPLACE_SECONDS`)."""
@@ -209,6 +208,7 @@ class Decision:
         delete_job: the job itself has outlived its `ttlAfterFinished`.
         plannable: the job may be given a placement now.
         wake_at: look again at this moment, whatever happens.
+        hurried: names of the pods to delete that others have replaced.
     """
 
     status: TrainingJobStatus | None = None
@@ -219,6 +219,7 @@ class Decision:
     plannable: bool = False
     wake_at: datetime | None = None
     runtime_image: str = ""
+    hurried: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -232,6 +233,7 @@ class Turn:
     delete_job: bool = False
     plannable: bool = False
     _delete: dict[str, str] = field(default_factory=dict)
+    _hurried: frozenset[str] = frozenset()
     _wake_at: datetime | None = None
 
     def __post_init__(self) -> None:
@@ -282,6 +284,12 @@ class Turn:
         """Delete pods, but not twice."""
         self._delete |= {pod.name: pod.uid for pod in pods if not pod.terminating}
 
+    def dismiss(self, pods: Iterable[PodView]) -> None:
+        """Delete pods that others have replaced: nothing that they still save counts, and their GPUs are wanted."""
+        replaced = tuple(pods)
+        self.remove(replaced)
+        self._hurried |= {pod.name for pod in replaced}
+
     def remove_unshown(self) -> None:
         """Delete what we made and the watch doesn't show; asked again until it is shown or known to be gone."""
         if self.s.unshown:
@@ -313,6 +321,7 @@ class Turn:
         return Decision(
             status=None if status == self.s.job.status else status,
             delete=tuple(self._delete.items()),
+            hurried=self._hurried & self._delete.keys(),
             make=self.make,
             notes=tuple(self.notes),
             delete_job=self.delete_job,

@@ -66,6 +66,7 @@ def test_a_killed_worker_is_made_anew_on_its_node_and_the_others_keep_their_pods
     assert first.status is not None
     assert first.make == (1,)
     assert first.delete == (("llama-g1-1-0", "uid-llama-g1-1-0"),)
+    assert first.hurried == {"llama-g1-1-0"}, "its launcher may be frozen, and the new pod needs the GPUs"
     waits(case, 1)
     case.settle()
     placement = case.job.status.placement
