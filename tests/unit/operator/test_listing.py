@@ -14,6 +14,7 @@ from muster.cli import tables
 from muster.cli.printing import Output
 from muster.cli.scene import NotThere, look
 from muster.cluster.errors import ApiError
+from muster.cluster.server_clock import ServerClock
 
 pytestmark = pytest.mark.unit
 
@@ -35,6 +36,7 @@ class Server:
         self.jobs = jobs
         self.mine = None if mine is None else set(mine)
         self.credentials = type("Credentials", (), {"namespace": "research"})
+        self.clock = ServerClock()
         self.leases: tuple[dict[str, Any], ...] = ()
 
     async def get(self, path: str) -> dict[str, Any]:
