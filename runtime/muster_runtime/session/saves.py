@@ -27,8 +27,9 @@ from muster_runtime.session.schedule import AutoInterval, Schedule
 from muster_runtime.session.settings import Settings
 from muster_runtime.session.tracking import Tracked
 
-SLOW_RESTORE: Final = 60.0
-"""Seconds after which a restore that goes on is told. Requests that nobody answers are given up minutes later."""
+SLOW: Final = 60.0
+"""Seconds after which a restore, or a last save, that goes on is told. Requests that nobody answers are given up
+minutes later."""
 
 
 class Saves:
@@ -87,12 +88,12 @@ class Saves:
         if persistence is None:
             return None
         began = time.monotonic()
-        with self._told_when_slow(persistence.uri):
+        with self._told_when_slow(f"{persistence.uri} is not restored", "read"):
             restored, source = persistence.restore(tracked), persistence.uri
         self.has_own = restored is not None
         if restored is None and self._settings.start_from:
             source = self._settings.start_from
-            with self._told_when_slow(source):
+            with self._told_when_slow(f"{source} is not restored", "read"):
                 restored = persistence.start_from(tracked)
             self._progress.log(f"started from {source} ({self._settings.start_load})")
         if restored is not None:
@@ -103,13 +104,13 @@ class Saves:
         return restored
 
     @contextmanager
-    def _told_when_slow(self, uri: str) -> Iterator[None]:
+    def _told_when_slow(self, what: str, to: str) -> Iterator[None]:
         """Without a word a store that is silent looks like a script that is slow, or hangs. Not collective."""
         told = (
-            f"{uri} is not restored after {SLOW_RESTORE:g} s, and is waited for: the store answers slowly or not at "
-            "all, or there is much to read"
+            f"{what} after {SLOW:g} s, and is waited for: the store answers slowly or not at all, or there is much to "
+            f"{to}"
         )
-        slow = threading.Timer(SLOW_RESTORE, self._progress.warn, (told,))
+        slow = threading.Timer(SLOW, self._progress.warn, (told,))
         slow.daemon = True
         if self._gang.leads:
             with suppress(RuntimeError):  # the container may have no more threads: then nothing is told
@@ -124,7 +125,7 @@ class Saves:
         began, persistence = time.monotonic(), self.persistence
         if persistence is None:
             return None
-        with self._told_when_slow(persistence.uri):
+        with self._told_when_slow(f"{persistence.uri} is not restored", "read"):
             restored = persistence.go_back(tracked)
         if restored is None:
             return None
@@ -291,7 +292,8 @@ class Saves:
             return False
         losses = self._losses(self.persistence)
         metrics = self._progress.metrics()
-        self.persistence.save_now(tracked, run, losses, metrics, finished=finished, deadline=deadline, lives=lives)
+        with self._told_when_slow(f"the checkpoint of step {run.step} is not saved", "write"):
+            self.persistence.save_now(tracked, run, losses, metrics, finished=finished, deadline=deadline, lives=lives)
         return True
 
     def _losses(self, persistence: Persistence) -> LossRecord:

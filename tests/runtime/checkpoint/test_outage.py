@@ -99,7 +99,7 @@ class Told(Progress):
 def test_a_store_that_is_silent_while_a_run_is_restored_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(saves, "SLOW_RESTORE", 0.05)
+    monkeypatch.setattr(saves, "SLOW", 0.05)
     settings = read_settings({}, seed=1, strategy=None, checkpoint=f"file://{tmp_path}/run", every_steps=1)
     cpu, reporter = torch.device("cpu"), Reporter()
     progress = Told(0, 1, cpu, reporter, None, is_saved=True)
@@ -109,7 +109,7 @@ def test_a_store_that_is_silent_while_a_run_is_restored_is_told(
     assert made.restore([]) is None
     assert f"file://{tmp_path}/run is not restored after 0.05 s, and is waited for" in capsys.readouterr().err
     told.clear()
-    monkeypatch.setattr(saves, "SLOW_RESTORE", 3600.0)
+    monkeypatch.setattr(saves, "SLOW", 3600.0)
     monkeypatch.setattr(Persistence, "restore", lambda *_: None)
     assert made.restore([]) is None
     assert not told.is_set()
@@ -119,7 +119,7 @@ def test_a_store_that_is_silent_while_a_run_is_restored_is_told(
 def test_so_it_is_while_a_run_starts_from_another_or_goes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(saves, "SLOW_RESTORE", 0.05)
+    monkeypatch.setattr(saves, "SLOW", 0.05)
     start = {"MUSTER_CHECKPOINT_FROM": f"file://{tmp_path}/other@7", "MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/run"}
     cpu, reporter = torch.device("cpu"), Reporter()
     progress = Told(0, 1, cpu, reporter, None, is_saved=True)
@@ -130,6 +130,26 @@ def test_so_it_is_while_a_run_starts_from_another_or_goes_back(
         monkeypatch.setattr(Persistence, name, lambda *_: None if told.wait(20) else pytest.fail("not told"))
         assert ask([]) is None
         assert f"{tmp_path}/{uri} is not restored after 0.05 s, and is waited for" in capsys.readouterr().err
+
+
+def test_so_it_is_while_a_run_waits_for_its_last_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All steps are done then, and nothing else would tell why the job does not end."""
+    monkeypatch.setattr(saves, "SLOW", 0.05)
+    cpu, reporter = torch.device("cpu"), Reporter()
+    progress = Told(0, 1, cpu, reporter, None, is_saved=True)
+    settings = read_settings({"MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/run"})
+    made = saves.Saves(settings, Gang(), cpu, progress, reporter, ControlReader())
+    assert made.restore([]) is None
+
+    def save_now(*_: Any, **__: Any) -> None:
+        assert progress.warned.wait(20), "not told"
+
+    monkeypatch.setattr(Persistence, "save_now", save_now)
+    run = RunState(step=7, seed=1, world_size=1, threads=1)
+    made.save_now([], run, finished=True, deadline=lambda: None, lives=lambda: None)
+    assert "the checkpoint of step 7 is not saved after 0.05 s, and is waited for" in capsys.readouterr().err
 
 
 SLOWLY = 0.2
