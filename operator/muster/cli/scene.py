@@ -80,20 +80,25 @@ async def listed(
 
 async def look(api: Api, name: str, namespace: str, *, events: int = EVENTS_SHOWN) -> Scene:
     """Read the job, its pods and so many of its newest events. Raises NotThere, ApiError, ApiUnreachable."""
-    if not (_NAME.fullmatch(name) and _NAME.fullmatch(namespace)):  # in a path it might name something else
-        raise NotThere(await _absent(api, name, namespace))
-    try:
-        path = f"/apis/{API_VERSION}/namespaces/{namespace}/trainingjobs/{name}"
-        job = TrainingJob.from_raw(await api.get(path))
-    except ApiError as error:
-        if error.status != 404:
-            raise
-        raise NotThere(await _absent(api, name, namespace)) from error
+    job = await read_job(api, name, namespace)
     uid = job.metadata.uid
     views = await pods_of(api, namespace, uid)
     told = await api.list(f"/api/v1/namespaces/{namespace}/events", fieldSelector=f"involvedObject.uid={uid}")
     newest = sorted(told, key=event_time)[-events:]
     return Scene(job, tuple(views), tuple(newest), api.clock.now(), unled=await nobody_leads(api))
+
+
+async def read_job(api: Api, name: str, namespace: str) -> TrainingJob:
+    """The job alone. Raises as `look`."""
+    if not (_NAME.fullmatch(name) and _NAME.fullmatch(namespace)):  # in a path it might name something else
+        raise NotThere(await _absent(api, name, namespace))
+    try:
+        path = f"/apis/{API_VERSION}/namespaces/{namespace}/trainingjobs/{name}"
+        return TrainingJob.from_raw(await api.get(path))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        raise NotThere(await _absent(api, name, namespace)) from error
 
 
 async def nobody_leads(api: Api) -> Unled | None:

@@ -8,11 +8,11 @@ from typing import Final
 
 from muster.api.common import API_VERSION
 from muster.api.names import ConditionType, Reason
+from muster.api.trainingjob import TrainingJob
 from muster.cli.printing import note, print_text
-from muster.cli.scene import NotThere, connected, for_editors, look
+from muster.cli.scene import NotThere, connected, for_editors, nobody_leads, read_job
 from muster.cluster.client import Api
 from muster.cluster.status import nothing_saved, reason_of
-from muster.telling.scene import Scene
 from muster.telling.wording import UNSAVED
 
 MANAGER: Final = "muster-cli"
@@ -25,13 +25,13 @@ async def suspend(
     name: str, namespace: str | None, *, kubeconfig: str | None, context: str | None, write: Write = print_text
 ) -> int:
     """Have the job's gang save and stop, or take it from the queue. Raises NotThere for one that has ended."""
-    async with _told(name, namespace, kubeconfig, context) as (api, scene):
-        job, status = scene.job, scene.job.status
+    async with _told(name, namespace, kubeconfig, context) as (api, job):
+        status = job.status
         again = f"`muster resume {name} -n {job.metadata.namespace}` queues it again, with its first submit time"
         if job.spec.suspend:
             write(f"{name} is suspended already; {again}\n")
             return 0
-        await _set(api, scene, suspended=True)
+        await _set(api, job, suspended=True)
         if status.placement is None:
             write(f"{name} waits no more; {again}\n")
         elif job.spec.checkpoint is None:
@@ -41,7 +41,7 @@ async def suspend(
             write(f"{name} stops; {so_far} by then; {again}\n")
         else:
             write(f"{name} saves a checkpoint and stops; {again}\n")
-        _warn(scene)
+        await _warn(api)
         return 0
 
 
@@ -49,40 +49,40 @@ async def resume(
     name: str, namespace: str | None, *, kubeconfig: str | None, context: str | None, write: Write = print_text
 ) -> int:
     """Queue a suspended job again. Raises NotThere for one that has ended."""
-    async with _told(name, namespace, kubeconfig, context) as (api, scene):
-        idle = reason_of(scene.job.status, ConditionType.SUSPENDED) == Reason.GPUS_IDLE.value
-        if not scene.job.spec.suspend and not idle:
+    async with _told(name, namespace, kubeconfig, context) as (api, job):
+        idle = reason_of(job.status, ConditionType.SUSPENDED) == Reason.GPUS_IDLE.value
+        if not job.spec.suspend and not idle:
             write(f"{name} is not suspended\n")
             return 0
-        if not scene.job.spec.suspend:  # it goes on once its spec is another one
-            await _set(api, scene, suspended=True)
-        await _set(api, scene, suspended=False)
+        if not job.spec.suspend:  # it goes on once its spec is another one
+            await _set(api, job, suspended=True)
+        await _set(api, job, suspended=False)
         write(f"{name} queues again, with its first submit time\n")
-        _warn(scene)
+        await _warn(api)
         return 0
 
 
-def _warn(scene: Scene) -> None:
+async def _warn(api: Api) -> None:
     """Nobody is there who would do what was asked for."""
-    if scene.unled is not None:
-        note(scene.unled.asked)
+    if (nobody := await nobody_leads(api)) is not None:
+        note(nobody.asked)
 
 
 @asynccontextmanager
 async def _told(
     name: str, namespace: str | None, kubeconfig: str | None, context: str | None
-) -> AsyncIterator[tuple[Api, Scene]]:
+) -> AsyncIterator[tuple[Api, TrainingJob]]:
     """The API server and the job, for whoever may edit it."""
     async with connected(kubeconfig, context) as api:
-        scene = await look(api, name, namespace or api.credentials.namespace)
-        if scene.job.status.finished_at is not None:
+        job = await read_job(api, name, namespace or api.credentials.namespace)
+        if job.status.finished_at is not None:
             raise NotThere(f"{name} has ended; only a job that has not can be suspended and resumed")
         with for_editors():
-            yield api, scene
+            yield api, job
 
 
-async def _set(api: Api, scene: Scene, *, suspended: bool) -> None:
-    meta = scene.job.metadata
+async def _set(api: Api, job: TrainingJob, *, suspended: bool) -> None:
+    meta = job.metadata
     path = f"/apis/{API_VERSION}/namespaces/{meta.namespace}/trainingjobs/{meta.name}"
     patch = {"metadata": {"uid": meta.uid}, "spec": {"suspend": suspended}}
     await api.merge_patch(path, patch, manager=MANAGER)

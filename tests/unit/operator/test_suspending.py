@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 
-from muster.api.trainingjob import TrainingJob
 from muster.cli import suspending
 from muster.cli.scene import NotThere
 from muster.cluster.errors import ApiError
-from muster.telling.scene import Scene
 
 pytestmark = pytest.mark.unit
 
@@ -32,9 +29,14 @@ class Server:
             **({"checkpoint": {"uri": "s3://models/train"}} if saves else {}),
         }
         meta = {"name": "train", "namespace": "research", "uid": "u"}
-        self.job = TrainingJob.from_raw({"metadata": meta, "spec": spec, "status": status})
+        self.job = {"metadata": meta, "spec": spec, "status": status}
         self.refuses, self.written = refuses, list[bool]()
         self.credentials = type("Credentials", (), {"namespace": "research"})
+
+    async def get(self, path: str) -> dict[str, Any]:
+        """Nothing else need be readable for whoever may edit the job: no pods, and no Events."""
+        assert path == "/apis/muster.dev/v1alpha1/namespaces/research/trainingjobs/train"
+        return self.job
 
     async def merge_patch(self, path: str, patch: dict[str, Any], *, manager: str) -> dict[str, Any]:
         assert (path, manager) == ("/apis/muster.dev/v1alpha1/namespaces/research/trainingjobs/train", "muster-cli")
@@ -51,11 +53,11 @@ async def said(monkeypatch: pytest.MonkeyPatch, what: str, server: Server) -> st
     async def connected(*_: Any) -> AsyncIterator[Server]:
         yield server
 
-    async def look(*_: Any) -> Scene:
-        return Scene(server.job, (), (), datetime(2026, 1, 2, tzinfo=timezone.utc))
+    async def somebody_leads(*_: Any) -> None:
+        return None
 
     monkeypatch.setattr(suspending, "connected", connected)
-    monkeypatch.setattr(suspending, "look", look)
+    monkeypatch.setattr(suspending, "nobody_leads", somebody_leads)
     told: list[str] = []
     assert await getattr(suspending, what)("train", None, kubeconfig=None, context=None, write=told.append) == 0
     return "".join(told)
