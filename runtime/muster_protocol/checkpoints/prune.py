@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,8 +19,9 @@ from muster_protocol.checkpoints.holds import holders, read_holds
 from muster_protocol.checkpoints.inventory import record_key
 from muster_protocol.checkpoints.retention import Plan, Removal
 from muster_protocol.checkpoints.store import Store, Unfinished
-from muster_protocol.errors import StaleEpochError, StorageError, StorageRefusedError
+from muster_protocol.errors import StaleEpochError, StorageError, StorageRefusedError, storage_error
 from muster_protocol.manifest import KEPT_PREFIX, TOMBSTONE
+from muster_protocol.storage_errors import Kind
 
 BATCH: Final = 64
 """Shards that are deleted between two looks at LATEST and the holds."""
@@ -50,18 +51,31 @@ def carry_out(store: Store, plan: Plan, clock: Callable[[], float]) -> Outcome:
     deletions = [_Deletion(store, plan.epoch, removal, clock) for removal in removals]
     if deletions:
         deletions[0].try_out()
-        for checkpoint in plan.records:
-            store.put(record_key(checkpoint), b"")
-    for removal, deletion in zip(removals, deletions, strict=True):
-        reason = deletion.run()
-        if reason:
-            outcome.spared.append((removal.folder.prefix, reason))
-        else:
-            outcome.removed.append(removal)
-    store.delete([*plan.stale, *plan.leftovers])
-    store.forget(list(plan.unfinished))
+    store.forget(list(plan.unfinished))  # before anything is written: a bucket that is full may have room again
     outcome.forgotten = plan.unfinished
+    with _told_when_full(f"{store.uri}/{removals[0].folder.prefix}" if removals else ""):
+        for checkpoint in plan.records if removals else ():
+            store.put(record_key(checkpoint), b"")
+        for removal, deletion in zip(removals, deletions, strict=True):
+            reason = deletion.run()
+            if reason:
+                outcome.spared.append((removal.folder.prefix, reason))
+            else:
+                outcome.removed.append(removal)
+    store.delete([*plan.stale, *plan.leftovers])
     return outcome
+
+
+@contextmanager
+def _told_when_full(first: str) -> Iterator[None]:
+    """`first`: the folder that goes first. Who prunes to get room is told how, where there is none for a mark."""
+    try:
+        yield
+    except StorageError as error:
+        if error.kind != Kind.FULL.value:
+            raise
+        told = f"{error}. What goes is marked before, which takes some bytes: delete {first} by hand, and prune again"
+        raise storage_error(error.kind, told) from None
 
 
 class _Deletion:

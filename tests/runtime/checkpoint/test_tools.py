@@ -456,19 +456,28 @@ def test_a_bucket_with_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         store.close()
 
 
-def test_a_full_bucket_is_read_without_a_hold(
+def test_a_full_bucket_is_read_without_a_hold_and_pruned_once_there_is_room_for_marks(
     s3_environment: S3Server, s3_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(parse_uri(s3_uri), None)
-    begun(store, 4)
+    begun(store, 5)
     store.close()
     proxy = Full(s3_environment.endpoint)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.endpoint)
     told = muster("verify", s3_uri)
     assert "1 of 1 checkpoint is whole" in told
     assert "reading without a hold" in told
-    assert "there is no room left for s3://models/" in muster("prune", s3_uri, "--last", "1", "--yes", code=2)
+    told = muster("prune", s3_uri, "--last", "1", "--yes", code=2)
+    assert "there is no room left for s3://models/" in told
+    first = f"{s3_uri}/step-00000001/1-0/"
+    assert f"delete {first} by hand, and prune again" in " ".join(told.split())
     proxy.shutdown()
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_environment.endpoint)
+    by_hand = open_store(parse_uri(s3_uri), None)
+    by_hand.delete([item.key for item in by_hand.objects("step-00000001/")])
+    by_hand.close()
+    muster("prune", s3_uri, "--last", "1", "--yes")
+    assert "3 of 3 checkpoints are whole" in muster("verify", s3_uri, "--all")
 
 
 def test_many_small_tensors_are_verified_and_copied_by_few_requests(tmp_path: Path) -> None:
