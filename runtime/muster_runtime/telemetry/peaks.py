@@ -1,6 +1,6 @@
 """Peak bf16 rates of known GPUs, for MFU.
 
-Dense (without sparsity) tensor-core rates from the vendors' data sheets, in FLOP/s. V100 has no bf16: fp16.
+Dense (without sparsity) tensor-core rates from the vendors' data sheets, in FLOP/s. V100 and T4 have no bf16: fp16.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ PEAK_FLOPS: Final[tuple[tuple[str, float], ...]] = (
     ("B300", 2250e12),  # NVIDIA Blackwell Ultra data sheet
     ("GB200", 2500e12),  # NVIDIA GB200 and GB300 NVL72 data sheets: more power a GPU than in HGX
     ("GB300", 2500e12),
-    ("H200", 989.4e12),  # NVIDIA H200 data sheet
+    ("H200 NVL", 835.5e12),  # NVIDIA H200 data sheet
+    ("H200", 989.4e12),
     ("GH200", 989.4e12),
     ("H100 PCIe", 756e12),  # NVIDIA H100 data sheet
     ("H100 NVL", 835e12),
@@ -30,6 +31,7 @@ PEAK_FLOPS: Final[tuple[tuple[str, float], ...]] = (
     ("A10", 125e12),
     ("A10G", 70e12),  # AWS' own, with fewer tensor cores at work
     ("V100", 125e12),
+    ("T4", 65e12),  # NVIDIA T4 data sheet
     ("MI355X", 2500e12),  # AMD Instinct data sheets
     ("MI350X", 2300e12),
     ("MI325X", 1307e12),

@@ -152,6 +152,8 @@ def test_rates_leave_saves_out() -> None:
         ("NVIDIA H100 80GB HBM3", 989.4e12),
         ("NVIDIA H100 PCIe", 756e12),
         ("NVIDIA H200", 989.4e12),
+        ("NVIDIA H200 NVL", 835.5e12),
+        ("Tesla T4", 65e12),
         ("NVIDIA A100-SXM4-80GB", 312e12),
         ("NVIDIA L4", 121e12),
         ("NVIDIA L40S", 362e12),
