@@ -150,9 +150,9 @@ def _files(intervals: list[Path], pools: list[Path], month: str | None) -> tuple
     """Rows of files, and the period. Raises ValueError."""
     found, now = rows.Rows(), datetime.now(timezone.utc)
     for path in intervals:
-        rows.read(_text(path).split("\n"), str(path), into=found)  # JSON has other ends of lines within a line
+        rows.read(_lines(path), str(path), into=found)
     for path in pools:
-        rows.read(_text(path).split("\n"), str(path), kind="pool", into=found)
+        rows.read(_lines(path), str(path), kind="pool", into=found)
     names = ", ".join(str(path) for path in (*intervals, *pools))
     periods = found.periods()
     if not periods:
@@ -387,6 +387,11 @@ def _table(table: Report, *, gap: int = 2) -> Table:
 def _cells(row: Row, places: int) -> list[str]:
     amounts = (row.gpu_hours, row.useful, row.wasted, row.idle, row.storage, row.cost, row.saved)
     return [f"{amount:,.{places}f}" for amount in amounts]
+
+
+def _lines(path: Path) -> list[str]:
+    """JSON has what others call ends of lines within a line."""
+    return _text(path).split("\n")
 
 
 def _text(path: Path) -> str:

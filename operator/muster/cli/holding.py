@@ -7,8 +7,8 @@ from typing import Final
 
 from muster.api.common import API_VERSION
 from muster.api.trainingqueue import StopPolicy, TrainingQueue, with_below
-from muster.cli.printing import note, print_text
-from muster.cli.scene import NotThere, connected, listed, nobody_leads
+from muster.cli.printing import print_text
+from muster.cli.scene import NotThere, connected, listed, warn_unasked
 from muster.cli.suspending import MANAGER
 from muster.cli.tables import QUEUES, readable
 from muster.cluster.client import Api
@@ -40,8 +40,7 @@ async def stop(
             if changes:
                 await _set(api, known[name], policy)
             write((_released if policy is OPEN else _stopped)(name, then, changes=changes) + "\n")
-        if (nobody := await nobody_leads(api)) is not None:
-            note(nobody.asked)
+        await warn_unasked(api)
     return 0
 
 

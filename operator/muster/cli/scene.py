@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from muster.api.common import API_VERSION
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingqueue import TrainingQueue
+from muster.cli.printing import note
 from muster.cluster.client import Api
 from muster.cluster.credentials import Credentials
 from muster.cluster.errors import ApiError
@@ -115,6 +116,12 @@ async def nobody_leads(api: Api) -> Unled | None:
     with suppress(ApiError):
         leases = await api.list(f"{LEASES}/leases", fieldSelector=f"metadata.name={LEASE_NAME}")
     return unled(leases, api.clock.now())
+
+
+async def warn_unasked(api: Api) -> None:
+    """After something was asked for: nobody is there who would do it."""
+    if (nobody := await nobody_leads(api)) is not None:
+        note(nobody.asked)
 
 
 async def queues_of(api: Api, job: TrainingJob) -> tuple[TrainingQueue, ...]:

@@ -9,8 +9,8 @@ from typing import Final
 from muster.api.common import API_VERSION
 from muster.api.names import ConditionType, Reason
 from muster.api.trainingjob import TrainingJob
-from muster.cli.printing import note, print_text
-from muster.cli.scene import NotThere, connected, for_editors, nobody_leads, read_job
+from muster.cli.printing import print_text
+from muster.cli.scene import NotThere, connected, for_editors, read_job, warn_unasked
 from muster.cluster.client import Api
 from muster.cluster.status import nothing_saved, reason_of
 from muster.telling.wording import UNSAVED
@@ -41,7 +41,7 @@ async def suspend(
             write(f"{name} stops; {so_far} by then; {again}\n")
         else:
             write(f"{name} saves a checkpoint and stops; {again}\n")
-        await _warn(api)
+        await warn_unasked(api)
         return 0
 
 
@@ -58,14 +58,8 @@ async def resume(
             await _set(api, job, suspended=True)
         await _set(api, job, suspended=False)
         write(f"{name} queues again, with its first submit time\n")
-        await _warn(api)
+        await warn_unasked(api)
         return 0
-
-
-async def _warn(api: Api) -> None:
-    """Nobody is there who would do what was asked for."""
-    if (nobody := await nobody_leads(api)) is not None:
-        note(nobody.asked)
 
 
 @asynccontextmanager

@@ -57,10 +57,9 @@ def short_type(product: str) -> str:
 
 def _from_words(words: list[str]) -> str:
     for position, word in enumerate(words):
-        upper = word.upper()
-        following = words[position + 1] if position + 1 < len(words) else ""
-        if upper == "RTX" and following:
-            return "-".join(["RTX", *_rtx([word.upper() for word in words[position + 1 :]])])
+        upper, behind = word.upper(), [each.upper() for each in words[position + 1 :]]
+        if upper == "RTX" and behind:
+            return "-".join(["RTX", *_rtx(behind)])
         if _MODEL.match(upper):
             return upper
     return ""

@@ -36,6 +36,7 @@ from muster.controllers.accounts import Held, Spent, account
 from muster.controllers.cache import Cache
 from muster.controllers.queues import Ground, Standing, fair_share, standings
 from muster.controllers.records import Record
+from muster.scheduling.amounts import few
 from muster.scheduling.fairness import dominant_shares
 from muster.scheduling.hierarchy import by_depth
 from muster.scheduling.snapshot import NONE, ONE_A_NODE, UNLIMITED, Int, JobState, Seconds, Snapshot
@@ -346,7 +347,7 @@ def topology_status(topology: Topology, nodes: Iterable[NodeView], now: datetime
         whole += not missing
         if missing and node.ready and not node.unschedulable:
             bare.append(f"{node.name} lacks {missing[0]}")
-    shown = ", ".join(sorted(bare)[:_SHOWN]) + (f" and {len(bare) - _SHOWN} more" if len(bare) > _SHOWN else "")
+    shown = few(sorted(bare)[:_SHOWN], len(bare))
     ready = Condition(
         type=TopologyConditionType.READY.value,
         status="False" if bare else "True",

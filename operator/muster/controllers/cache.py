@@ -196,9 +196,9 @@ class Cache:
     def pods(self) -> Iterable[PodView]:
         return self._pods.items.values()
 
-    def pods_of(self, namespace: str, uid: str) -> tuple[PodView, ...]:
-        """Pods whose controlling owner is the job of that UID, in its own namespace."""
-        return tuple(self._owned.get((namespace, uid), {}).values())
+    def pods_of(self, owner: Owner) -> tuple[PodView, ...]:
+        """Pods whose controlling owner is that job."""
+        return tuple(self._owned.get(owner, {}).values())
 
     def owners(self) -> list[Owner]:
         """The jobs that own pods, as these say."""

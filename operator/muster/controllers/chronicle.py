@@ -72,7 +72,7 @@ class Chronicle:
 
     def see(self, record: Record, pods: tuple[PodView, ...], now: datetime) -> None:
         """A job has a turn."""
-        owner, before = (record.identity.namespace, record.uid), self._seen.get(record.uid)
+        owner, before = record.owner, self._seen.get(record.uid)
         seen, rows = look(before, self._sight(record, pods, now))
         self._seen[record.uid] = seen
         self._put(rows)
@@ -91,7 +91,7 @@ class Chronicle:
         seen = self._seen.pop(record.uid, None)
         if seen is not None:
             self._put(gone(seen, self._sight(record, (), now)))
-        self._drop((record.identity.namespace, record.uid))
+        self._drop(record.owner)
 
     def forget_ended(self, uid: str, now: datetime) -> None:
         """The object of a job is gone that had ended and held nothing."""
@@ -145,11 +145,11 @@ class Chronicle:
             record.spec,
             now,
             pods,
-            self._finished.get((record.identity.namespace, record.uid), {}),
+            self._finished.get(record.owner, {}),
             self._flavour_of,
             record.launcher if current else None,
             record.deleted,
-            self._left.get((record.identity.namespace, record.uid)),
+            self._left.get(record.owner),
         )
 
     def _flavour_of(self, name: str) -> Flavour:

@@ -30,6 +30,7 @@ from muster.controllers.queues import ceilings, priority_remark
 from muster.controllers.records import Record
 from muster.controllers.telling import hindered
 from muster.controllers.work import Worker, utc_now
+from muster.scheduling.amounts import few
 from muster.scheduling.plan import Admission, Eviction, MoveReason, Plan, Replacement
 from muster.scheduling.plan import Promise as Promised
 from muster.scheduling.promises import BrokenBy, broken_by
@@ -305,8 +306,7 @@ def _broken(snapshot: Snapshot, uid: str, status: TrainingJobStatus, promise: Pr
     trouble for it while there are others, so it is no warning."""
     usable = {name for name, usable in zip(snapshot.nodes.names, snapshot.nodes.usable.tolist(), strict=True) if usable}
     away = sorted({item.node for item in promise.nodes} - usable)
-    named = f"{', '.join(away[:3])}{f' and {len(away) - 3} more' if len(away) > 3 else ''}"
-    cannot = f"{named} can take no new pods (gone, cordoned or not ready)"
+    cannot = f"{few(away[:3], len(away))} can take no new pods (gone, cordoned or not ready)"
     if away and reason_of(status, ConditionType.ADMITTED) == Reason.RESTARTING.value:
         # an Event has said that it starts again
         return Note(EventReason.RESTARTING, f"{cannot}: the gang is placed anew", logged=True)

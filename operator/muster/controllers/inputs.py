@@ -21,7 +21,7 @@ from muster.cluster.pods import PodSettings
 from muster.cluster.status import finished, goes_on
 from muster.cluster.views import NodeView, PodView
 from muster.controllers import admission, devices, flavours, planning, terms
-from muster.controllers.cache import Cache
+from muster.controllers.cache import Cache, Owner
 from muster.controllers.claims import Claims
 from muster.controllers.lifecycle import preemption
 from muster.controllers.lifecycle.replacement import shrinks_at
@@ -163,7 +163,7 @@ class Inputs:
 
     def standing(self, record: Record, world: admission.World, now: datetime) -> JobInput | None:
         """A job's hold, from its placement's first writing until its last pod is gone; or what is promised to it."""
-        pods = self.living(record.identity.namespace, record.uid)
+        pods = self.living(record.owner)
         holds = pods or record.made or (record.placement is not None and not record.leaves_for_good)
         if not holds and (record.promise is None or record.leaves_for_good or finished(record.job.status)):
             return None
@@ -191,7 +191,7 @@ class Inputs:
             promised=promised,
             generation=generation,
             attempts=tuple((item.index, item.attempt) for item in placement.attempts) if placement else (),
-            lost=unmade(record, self._cache.pods_of(record.identity.namespace, record.uid)),
+            lost=unmade(record, self._cache.pods_of(record.owner)),
             shrinks=shrinks.timestamp() if shrinks is not None else FOREVER,
             holding=True,
             reserving=bool(record.made) or (status.stop is None and not over),
@@ -259,14 +259,15 @@ class Inputs:
     def orphans(self, records: Mapping[str, Record], world: admission.World) -> Iterable[JobInput]:
         """Pods of jobs that nobody knows: deleted while no operator ran, or unreadable. They hold their queue's quota
         until they are gone, if it is open to them: labels and owners are anyone's to write."""
-        known = set(records)
-        for namespace, uid in self._cache.owners():
-            if uid in known:
+        counted = set[str]()
+        for owner in self._cache.owners():
+            namespace, uid = owner
+            if uid in records or uid in counted:
                 continue
-            pods = [pod for pod in self.living(namespace, uid) if pod.queue]
+            pods = [pod for pod in self.living(owner) if pod.queue]
             if not pods or not admission.open_to(world.queues.get(pods[0].queue), namespace, world):
                 continue
-            known.add(uid)
+            counted.add(uid)
             node = next((found for found in (self._cache.node(pod.node) for pod in pods) if found is not None), None)
             request = dict(pods[0].requests)
             yield JobInput(
@@ -282,10 +283,10 @@ class Inputs:
                 run=RunInput(leaving=True),
             )
 
-    def living(self, namespace: str, uid: str) -> list[PodView]:
+    def living(self, owner: Owner) -> list[PodView]:
         """The job's pods that hold its quota. One that was deleted on a lost node does not: its kubelet can't say that
         it is gone, for days perhaps. It still counts against its node."""
-        pods = [pod for pod in self._cache.pods_of(namespace, uid) if pod.phase not in TERMINAL]
+        pods = [pod for pod in self._cache.pods_of(owner) if pod.phase not in TERMINAL]
         lost = self._cache.lost_nodes(pod.node for pod in pods if pod.terminating)
         return [pod for pod in pods if not (pod.terminating and pod.node in lost)]
 

@@ -91,7 +91,7 @@ class Listening:
         status = record.job.status
         if status.placement is None or status.stop is not None or is_true(status, ConditionType.PODS_READY):
             return None
-        pods = sorted(self._cache.pods_of(record.identity.namespace, record.uid), key=lambda pod: pod.index)
+        pods = sorted(self._cache.pods_of(record.owner), key=lambda pod: pod.index)
         return next((pod for pod in pods if pod.generation == status.placement.generation and hangs(pod)), None)
 
     def _tell(self, record: Record, heard: Heard | None) -> None:

@@ -187,9 +187,9 @@ class Loop:
             elif record is not None:
                 record.deleted = True
                 self._cache.dirty.add(uid)
-        for (namespace, uid), pods in self._cache.take_gone().items():
-            record = self.records.get(uid)
-            if record is not None and record.identity.namespace == namespace:
+        for owner, pods in self._cache.take_gone().items():
+            record = self.records.get(owner[1])
+            if record is not None and record.owner == owner:
                 record.gone |= pods
         if templates := self._cache.take_new_templates():
             queued = (record for record in self.records.values() if record.job.spec.queue in templates)
@@ -247,7 +247,7 @@ class Loop:
     def _turn(self, record: Record) -> None:
         monotonic, now = asyncio.get_running_loop().time(), utc_now()
         record.fill(self._cache.template_of(record.job.spec.queue))
-        pods = self._cache.pods_of(record.identity.namespace, record.uid)
+        pods = self._cache.pods_of(record.owner)
         self._roster.touched.add(record.uid)
         record.see(pods, monotonic)
         if self._chronicle is not None:
@@ -297,7 +297,7 @@ class Loop:
     def _index(self, record: Record) -> None:
         """Take over what the record says of others' room, and of its checkpoints' place."""
         self._claims.update(record)
-        self._places.update(record, living=bool(self._plans.inputs.living(record.identity.namespace, record.uid)))
+        self._places.update(record, living=bool(self._plans.inputs.living(record.owner)))
 
     def _freed(self, uid: str) -> None:
         """The job has got its checkpoints' place, perhaps from another that was there before: it may be planned."""

@@ -28,6 +28,7 @@ from muster.controllers.lifecycle.capacity import not_needed
 from muster.controllers.lifecycle.turn import write_stop
 from muster.controllers.telling import Word
 from muster.controllers.terms import NO_BOUNDS, Bounds, length
+from muster.scheduling.amounts import few
 from muster.scheduling.plan import MoveReason, Waiting, WaitReason
 from muster.scheduling.snapshot import FOREVER, NONE, Index, Snapshot, TopologyMode
 from muster_protocol.counts import counted
@@ -354,8 +355,7 @@ def _base(placement: Placement) -> str:
 def nodes_in_short(placement: Placement) -> str:
     """The first nodes of a placement."""
     used = [item.node for item in placement.nodes]
-    more = f" and {len(used) - _NODES_SHOWN} more" if len(used) > _NODES_SHOWN else ""
-    return f"{', '.join(used[:_NODES_SHOWN])}{more}"[:1024]
+    return few(used[:_NODES_SHOWN], len(used))[:1024]
 
 
 def waiting_status(

@@ -92,7 +92,7 @@ class Progress:
             return {}
         return {
             pod.index: pod
-            for pod in self._cache.pods_of(record.identity.namespace, record.uid)
+            for pod in self._cache.pods_of(record.owner)
             if pod.generation == placement.generation and pod.attempt == placement.attempt_of(pod.index)
         }
 

@@ -28,6 +28,7 @@ from muster.cluster.views import PodView
 from muster.controllers import terms
 from muster.controllers.admission import Obstacle
 from muster.controllers.asking import Capacity
+from muster.controllers.cache import Owner
 from muster.controllers.lifecycle.facts import told_by
 from muster.controllers.lifecycle.hindrance import Heard
 from muster.controllers.lifecycle.turn import NO_EDIT, NO_FACTS, Edit, Facts, Made, Refusal
@@ -216,6 +217,11 @@ class Record:
     @property
     def uid(self) -> str:
         return self.job.metadata.uid
+
+    @property
+    def owner(self) -> Owner:
+        """As its pods name it."""
+        return self.identity.namespace, self.uid
 
     def template_key(self, settings: PodSettings) -> str:
         """Hash of what the job's pods are made from."""

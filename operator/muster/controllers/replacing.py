@@ -16,6 +16,7 @@ from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.status import Draft
 from muster.controllers.lifecycle.turn import Note
 from muster.controllers.planning import nodes_in_short, where
+from muster.scheduling.amounts import few
 
 _SHOWN: Final = 8
 """Workers that are told one by one."""
@@ -96,6 +97,5 @@ def _told(moves: Mapping[int, str], workers: int, before: Mapping[int, str]) -> 
         left = before.get(index, "")
         where = f"goes to node {node}" if node else "has no room now"
         said.append(f"{who} {where}{f' in place of {left}' if left and node else ''}")
-    more = f" and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
     others = "; the others keep their nodes" if any(index < workers for index in moves) else ""
-    return f"{', '.join(said[:_SHOWN])}{more}{others}"
+    return f"{few(said[:_SHOWN], len(said))}{others}"

@@ -24,6 +24,7 @@ from muster.controllers import flavours, planning
 from muster.controllers.accounts import Spent
 from muster.controllers.queues import Standing, ceilings, priority_remark, standings, why_closed
 from muster.controllers.records import Record
+from muster.scheduling.amounts import few
 from muster.scheduling.plan import LACKS_NODES, Change, ChangeKind, Waiting, WaitReason
 from muster.scheduling.snapshot import Snapshot
 from muster_protocol.counts import counted
@@ -174,8 +175,7 @@ def _shut(nodes: Sequence[NodeView]) -> str:
         f"{node.name} (until {node.quarantine_until or 'somebody lets it out'})"
         for node in sorted(nodes, key=lambda node: node.name)
     ]
-    more = f" and {len(each) - NODES} more" if len(each) > NODES else ""
-    return f"; in quarantine, or it would suit: {', '.join(each[:NODES])}{more}"
+    return f"; in quarantine, or it would suit: {few(each[:NODES], len(each))}"
 
 
 def avoiding(status: TrainingJobStatus, now: datetime, quarantined: Collection[str] = ()) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 _GIB: Final = 2**30
@@ -31,6 +31,16 @@ def amount(resource: str, quantity: int) -> str:
 
 def amounts(parts: Iterable[tuple[str, int]]) -> str:
     return " + ".join(amount(resource, quantity) for resource, quantity in parts)
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def few(shown: Sequence[str], of: int) -> str:
+    """`a, b and 5 more`: the first of so many."""
+    return ", ".join(shown) + (f" and {of - len(shown)} more" if of > len(shown) else "")
 
 
 def is_or_are(resource: str, quantity: int) -> str:

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from muster.scheduling.amounts import counted, few
 from muster.scheduling.gangs import Worker
 from muster.scheduling.room import Room
 from muster.scheduling.slots import count_slots
@@ -51,8 +52,8 @@ class Away:
 
     @staticmethod
     def _told(places: Int, room: str) -> str:
-        return f"1 suitable node{room} is" if len(places) == 1 else f"{len(places)} suitable nodes{room} are"
+        return f"{counted(len(places), 'suitable node')}{room} {'is' if len(places) == 1 else 'are'}"
 
     def _named(self, places: Int) -> str:
-        shown = ", ".join(self._names[node] for node in self._tree.order[places[:_NAMED]].tolist())
-        return f": {shown}" + (f" and {len(places) - _NAMED} more" if len(places) > _NAMED else "")
+        shown = [self._names[node] for node in self._tree.order[places[:_NAMED]].tolist()]
+        return f": {few(shown, len(places))}"

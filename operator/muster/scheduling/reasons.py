@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from muster.scheduling.amounts import amount, amounts, is_or_are
+from muster.scheduling.amounts import amount, amounts, counted, is_or_are
 from muster.scheduling.away import Away
 from muster.scheduling.gangs import Gang, Worker, is_accelerator
 from muster.scheduling.holders import Holders
@@ -175,9 +175,9 @@ class Reasons:
     def promised(self, places: Index, victims: int) -> Why:
         """Room is promised, by the node of each worker, and others are still giving it back."""
         nodes = len(np.unique(places))
-        message = f"{_count(nodes, 'node')} {'is' if nodes == 1 else 'are'} promised to this job"
+        message = f"{counted(nodes, 'node')} {'is' if nodes == 1 else 'are'} promised to this job"
         if victims:
-            return Why(WaitReason.PREEMPTING, f"{message}; {_count(victims, 'job')} still to save and make room there")
+            return Why(WaitReason.PREEMPTING, f"{message}; {counted(victims, 'job')} still to save and make room there")
         return Why(WaitReason.PREEMPTING, f"{message}; jobs that are ending there still hold room")
 
     def quota_is_kept(self, queue: int, flavour: int, short: Shortage, ahead: int, priority: int) -> Why:
@@ -241,7 +241,7 @@ class Reasons:
         uids, held = self._holders.of_queue(queue, flavour, short.resource, firm=firm)
         if held + short.needed <= self._snapshot.queues.nominal[queue, flavour, short.resource]:
             return why  # it is others whom it waits for
-        jobs, hold = _count(len(uids), "job"), "hold" if len(uids) > 1 else "holds"
+        jobs, hold = counted(len(uids), "job"), "hold" if len(uids) > 1 else "holds"
         if firm:
             asked = "not preemptible either, so nobody may be asked"
         elif self._snapshot.queues.within[queue] == Preempts.NEVER:
@@ -323,9 +323,9 @@ class Reasons:
         told = [ask for ask in asks if is_accelerator(self._names[ask[0]]) or ask[0] == blamed]
         told = told or [ask for ask in asks if self._names[ask[0]] in ("cpu", "memory")] or list(asks)
         text = amounts((self._names[resource], quantity) for resource, quantity in told)
-        workers = _count(gang.size, "worker")
+        workers = counted(gang.size, "worker")
         if gang.shape.spares:
-            workers = f"({workers} + {_count(gang.shape.spares, 'spare')})"
+            workers = f"({workers} + {counted(gang.shape.spares, 'spare')})"
         return f"{workers} × ({text})" if len(told) > 1 else f"{workers} × {text}" if told else workers
 
     def _lacks(self, gang: Gang, state: _State, reason: WaitReason, *, when: str) -> Why:
@@ -420,7 +420,3 @@ def _none(number: int, noun: str, verb: Literal["is", "passes"]) -> str:
     if number > 1:
         return f"none of the cluster's {number} {noun}s {verb}"
     return f"the cluster's only {noun} {'is not' if verb == 'is' else 'does not pass'}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

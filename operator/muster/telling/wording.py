@@ -46,7 +46,6 @@ BASES: Final = {
 AHEAD: Final = {"Held by": "holds", "Behind": "before"}
 """Of those for which a job waits; whom what it lacks is kept for stands in the message."""
 DISRUPTED: Final = "disrupted"
-PREEMPTED: Final = "preempted"
 """`status.failure.cause` of pods that were drained, evicted or deleted."""
 OF_A_RANK: Final = frozenset({exits.Cause.USER, exits.Cause.OUT_OF_MEMORY})
 """Causes of a launcher's end for which the exit code of a rank tells more than its own, which is 1."""
@@ -145,7 +144,7 @@ def survived(status: TrainingJobStatus) -> bool:
 
 def word_for(cause: str) -> str:
     """What an end by this cause is called: nobody failed where the pods were evicted or deleted, or told to stop."""
-    return "interruption" if cause in (DISRUPTED, PREEMPTED) else "failure"
+    return "interruption" if cause in (DISRUPTED, exits.Cause.PREEMPTED) else "failure"
 
 
 def silent(scene: Scene) -> str:

@@ -19,9 +19,10 @@ from muster_protocol.checkpoints.store import Item, Store
 from muster_protocol.errors import CorruptCheckpointError
 from muster_protocol.manifest import KEPT_PREFIX, MANIFEST_NAME, Hold, Latest, Manifest, step_prefix
 
-_FOLDER: Final = re.compile(r"^step-(\d{8,})/(\d+)-(\d+)/")
+_OF_STEP: Final = r"step-(\d{8,})/(\d+)-(\d+)"
 """As `step_prefix` writes it: a run below this one may well be named step-5."""
-_INSIDE: Final = re.compile(r"^(.+?)/step-(\d{8,})/\d+-\d+(/|$)")
+_FOLDER: Final = re.compile(rf"^{_OF_STEP}/")
+_INSIDE: Final = re.compile(rf"^(.+?)/{_OF_STEP}(/|$)")
 """Of a uri: one within such a folder."""
 _RECORD: Final = re.compile(rf"^{KEPT_PREFIX}(\d+)-(\d+)-(\d+)-([0-9a-f]{{64}})$")
 Link = tuple[str, str]

@@ -53,15 +53,16 @@ def carry_out(store: Store, plan: Plan, clock: Callable[[], float]) -> Outcome:
         deletions[0].try_out()
     store.forget(list(plan.unfinished))  # before anything is written: a bucket that is full may have room again
     outcome.forgotten = plan.unfinished
-    with _told_when_full(f"{store.uri}/{removals[0].folder.prefix}" if removals else ""):
-        for checkpoint in plan.records if removals else ():
-            store.put(record_key(checkpoint), b"")
-        for removal, deletion in zip(removals, deletions, strict=True):
-            reason = deletion.run()
-            if reason:
-                outcome.spared.append((removal.folder.prefix, reason))
-            else:
-                outcome.removed.append(removal)
+    if deletions:
+        with _told_when_full(f"{store.uri}/{removals[0].folder.prefix}"):
+            for checkpoint in plan.records:
+                store.put(record_key(checkpoint), b"")
+            for removal, deletion in zip(removals, deletions, strict=True):
+                reason = deletion.run()
+                if reason:
+                    outcome.spared.append((removal.folder.prefix, reason))
+                else:
+                    outcome.removed.append(removal)
     store.delete([*plan.stale, *plan.leftovers])
     return outcome
 

@@ -198,10 +198,16 @@ class Leader:
         """The ranks here have stopped. Who was killed before its own had can't say so, and nobody's GPUs are to wait
         until its heartbeats are missed."""
         await asyncio.sleep(SETTLE_SECONDS)
-        while hosts := {index: self._meeting.members[index].address for index in self._unfinished()}:
-            gone, left = await silent(self._client, hosts), self._unfinished()
-            self._lose({index: f"its launcher does not answer: {gone[index]}" for index in left if index in gone})
+        while self._unfinished():
+            gone = await self._unanswered()
+            self._lose({index: gone[index] for index in self._unfinished() if index in gone})
             await asyncio.sleep(self._config.heartbeat)
+
+    async def _unanswered(self) -> dict[int, str]:
+        """Those who have told of no end and do not answer either, and how that shows."""
+        hosts = {index: self._meeting.members[index].address for index in self._unfinished()}
+        gone = await silent(self._client, hosts)
+        return {index: f"its launcher does not answer: {why}" for index, why in gone.items()}
 
     def _unfinished(self) -> list[int]:
         return [index for index in self._meeting.members if index not in self._ended and index != 0]
@@ -233,10 +239,9 @@ class Leader:
         while self._state.clock() < until and not self._cause() and self._unfinished():
             await self._state.wait(until - self._state.clock())
         if self._cause() is None:
-            hosts = {index: self._meeting.members[index].address for index in self._unfinished()}
-            gone = await silent(self._client, hosts)
+            gone = await self._unanswered()
             if self._cause() is None and self._meeting.incarnation == incarnation:
-                self._lose({index: f"its launcher does not answer: {why}" for index, why in gone.items()})
+                self._lose(gone)
         if self._meeting.incarnation != incarnation:
             return  # pods were lost, and the gang waits for others
         if stopping:

@@ -143,6 +143,16 @@ async def copied(one: Pod, other: Pod) -> Member:
     return replace(other.member, copy=other.copies.holding)
 
 
+async def fails(one: Pod, other: Pod) -> None:
+    """The other is to keep a copy of step 10 of the one, until it is told why it has none."""
+    await begin(one, keeper=other.member)
+    await begin(other)
+    one.stage(10)
+    while not one.copies.trouble:
+        one.copies.look()
+        await asyncio.sleep(0.01)
+
+
 def test_what_the_gang_agreed_on_is_copied_step_after_step() -> None:
     async def check() -> None:
         async with pods() as (first, second):
@@ -380,12 +390,7 @@ def test_a_launcher_without_room_for_a_thread_says_so_to_whom_it_would_keep_a_co
 
     async def check() -> None:
         async with pods() as (first, second):
-            await begin(first, keeper=second.member)
-            await begin(second)
-            first.stage(10)
-            while not first.copies.trouble:
-                first.copies.look()
-                await asyncio.sleep(0.01)
+            await fails(first, second)
             assert first.copies.trouble.endswith("it answered 503: can't start new thread")
             crowded[0] = False
             await first.look_until(second, 10)
@@ -592,7 +597,8 @@ def test_a_fetch_that_hardly_moves_is_given_up(begun: str, monkeypatch: pytest.M
             connection.sendall(struct.pack("!IQ", 2, 1 << 20) + b"{}")
         elif begun == "content":
             send_frame(connection, {"length": LENGTH}, pieces[0].record)
-        crawl(connection)
+        with contextlib.suppress(OSError):
+            crawl(connection)
 
     async def check() -> None:
         async with pods(3) as (first, second, third):
@@ -607,11 +613,10 @@ def test_a_fetch_that_hardly_moves_is_given_up(begun: str, monkeypatch: pytest.M
 
 
 def crawl(connection: socket.socket) -> None:
-    """Sends a byte now and then, until the other side hangs up."""
-    with contextlib.suppress(OSError):
-        while True:
-            connection.sendall(b"\0")
-            threading.Event().wait(0.05)
+    """Sends a byte now and then. OSError once the other side has hung up."""
+    while True:
+        connection.sendall(b"\0")
+        threading.Event().wait(0.05)
 
 
 def test_a_copy_that_crawls_is_given_up_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -621,20 +626,13 @@ def test_a_copy_that_crawls_is_given_up_and_told(monkeypatch: pytest.MonkeyPatch
 
     def trickle(connection: socket.socket, pieces: list[copy_stream.Piece]) -> None:
         send_frame(connection, {"length": LENGTH}, pieces[0].record)
-        while True:
-            connection.sendall(b"x")
-            threading.Event().wait(0.05)
+        crawl(connection)
 
     monkeypatch.setattr(copy_stream, "send", trickle)
 
     async def check() -> None:
         async with pods() as (first, second):
-            await begin(first, keeper=second.member)
-            await begin(second)
-            first.stage(10)
-            while not first.copies.trouble:
-                first.copies.look()
-                await asyncio.sleep(0.01)
+            await fails(first, second)
             assert first.copies.trouble.startswith("worker 0's memory is not copied to worker 1: only 0.0 MB came in")
 
     asyncio.run(check())
@@ -654,12 +652,7 @@ def test_saves_that_come_faster_than_copies_are_told_as_that_and_not_as_damage(m
                 send(connection, pieces)
 
             monkeypatch.setattr(copy_stream, "send", overtaken)
-            await begin(first, keeper=second.member)
-            await begin(second)
-            first.stage(10)
-            while not first.copies.trouble:
-                first.copies.look()
-                await asyncio.sleep(0.01)
+            await fails(first, second)
             told = "worker 0's memory is not copied to worker 1: the save after the next was staged where it lay"
             assert first.copies.trouble.startswith(told)
 

@@ -48,14 +48,19 @@ def show(around: World, key: str, view: PodView) -> None:
     around.cache.on_pod(key, view)
 
 
+async def running(around: World, name: str) -> None:
+    """Its gang of two, all ready."""
+    around.submit(name)
+    await around.until(lambda: len(around.server.pods) == 2)
+    for pod in list(around.server.pods):
+        around.show(pod, "Running")
+    await around.until(lambda: around.status(name).get("ready") == 2)
+
+
 def test_a_pod_of_another_namespace_is_no_worker_whatever_owner_it_names() -> None:
     async def scene() -> None:
         async with world() as around:
-            around.submit("victim")
-            await around.until(lambda: len(around.server.pods) == 2)
-            for name in ("victim-g1-0-0", "victim-g1-1-0"):
-                around.show(name, "Running")
-            await around.until(lambda: around.status("victim").get("ready") == 2)
+            await running(around, "victim")
             gang = {"job": "victim", "generation": "1", "attempt": "0"}
             owner = {**OURS, "uid": "uid-of-victim"}
             show(around, *pod("victim-g1-0-0", "elsewhere", owner, phase="Failed", index="0", **gang))
@@ -75,11 +80,7 @@ def test_a_copy_of_a_workers_pod_under_another_name_is_no_worker(phase: str) -> 
 
     async def scene() -> None:
         async with world() as around:
-            around.submit("job")
-            await around.until(lambda: len(around.server.pods) == 2)
-            for name in ("job-g1-0-0", "job-g1-1-0"):
-                around.show(name, "Running")
-            await around.until(lambda: around.status("job").get("ready") == 2)
+            await running(around, "job")
             gang = {"job": "job", "generation": "1", "index": "1", "attempt": "0"}
             show(around, *pod("my-copy", "ns", {**OURS, "uid": "uid-of-job"}, phase=phase, **gang))
             around.submit("after", workers=1)  # what comes later is looked at later

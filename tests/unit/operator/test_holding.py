@@ -59,7 +59,7 @@ async def said(monkeypatch: pytest.MonkeyPatch, server: Server, policy: StopPoli
         return None
 
     monkeypatch.setattr(holding, "connected", connected)
-    monkeypatch.setattr(holding, "nobody_leads", somebody_leads)
+    monkeypatch.setattr(holding, "warn_unasked", somebody_leads)
     told: list[str] = []
     assert await holding.stop(names, policy, kubeconfig=None, context=None, write=told.append) == 0
     return "".join(told)

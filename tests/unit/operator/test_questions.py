@@ -237,7 +237,7 @@ class Fleet:
                 self._turn(uid)
 
     def _turn(self, uid: str) -> None:
-        record, pods = self.records[uid], self.cache.pods_of("research", uid)
+        record, pods = self.records[uid], self.cache.pods_of(("research", uid))
         record.see(pods, self.clock.now)
         status = reconcile(self._situations.of(record, pods, START, self.clock.now)).status
         placement = status.placement if status is not None else None

@@ -57,7 +57,7 @@ async def said(monkeypatch: pytest.MonkeyPatch, what: str, server: Server) -> st
         return None
 
     monkeypatch.setattr(suspending, "connected", connected)
-    monkeypatch.setattr(suspending, "nobody_leads", somebody_leads)
+    monkeypatch.setattr(suspending, "warn_unasked", somebody_leads)
     told: list[str] = []
     assert await getattr(suspending, what)("train", None, kubeconfig=None, context=None, write=told.append) == 0
     return "".join(told)
