@@ -85,11 +85,15 @@ class FakeNodes:
         for _ in range(450):  # the controller that takes them away is slow after an API server was restarted
             found = await self._api.get(f"/api/v1/nodes/{name}")
             if not found["spec"].get("taints"):
-                for pod in list(self.informer.items.values()):
-                    self._on_pod(pod)  # a node that is back under its name takes up its pods again
+                self.look_again()  # a node that is back under its name takes up its pods again
                 return
             await asyncio.sleep(0.1)
         raise TimeoutError(f"node {name} keeps its taints: {found['spec']['taints']}")
+
+    def look_again(self) -> None:
+        """At every pod: `starts`, `ends` or who is dead has changed."""
+        for pod in list(self.informer.items.values()):
+            self._on_pod(pod)
 
     async def remove(self, name: str) -> None:
         """Delete the node object."""

@@ -28,6 +28,7 @@ LONGEST_FIRST = (
     "test_replacement.py",
     "test_cuts.py",
     "test_time.py",
+    "test_storm.py",
 )
 """Files of minutes. Where processes share the files, one that came last would keep one of them busy alone."""
 

@@ -87,7 +87,7 @@ class Launchers:
     Attributes:
         joins: asked for each new launcher's pod; False: it answers nobody.
         says: makes of each status what is told.
-        gangs: by job and generation.
+        gangs: by the job's UID and generation.
     """
 
     def __init__(self, place: Corner) -> None:
@@ -128,6 +128,11 @@ class Launchers:
             elif not lives and key in self._servers:
                 await self._end(key)
 
+    def look_again(self) -> None:
+        """At every pod: `joins` has changed, or a node is back."""
+        for key in list(self._informer.items):
+            self._changed(key)
+
     async def lose_node(self, name: str) -> None:
         """Nothing on that node answers any more."""
         async with self._lock:
@@ -144,7 +149,7 @@ class Launchers:
         labels = {name.rpartition("/")[2]: value for name, value in pod["metadata"]["labels"].items()}
         workers = next(one["value"] for one in pod["spec"]["containers"][0]["env"] if one["name"] == WORKERS)
         generation, index, uid = int(labels["generation"]), int(labels["index"]), pod["metadata"]["uid"]
-        gang = self.gangs.setdefault((labels["job"], generation), Gang(generation, int(workers)))
+        gang = self.gangs.setdefault((labels["job-uid"], generation), Gang(generation, int(workers)))
         place = (index, int(labels["attempt"]))
 
         async def status(request: web.Request) -> web.Response:

@@ -116,7 +116,7 @@ async def test_a_killed_worker_is_replaced_on_its_node_and_the_others_keep_their
     placement = job["status"]["placement"]
     assert (placement["attempts"], placement["incarnation"]) == ([{"index": 1, "attempt": 1}], 2)
     assert job["status"]["incarnation"] == 3
-    gang = launchers.gangs["train", 1]
+    gang = launchers.gangs[job["metadata"]["uid"], 1]
     assert {gang.told[uid].incarnation for uid in uids(after, *range(WORKERS)).values()} == {2}
     await kill(place, after[1])
     await replaced(place, 2)
