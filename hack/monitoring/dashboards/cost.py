@@ -8,6 +8,9 @@ from hack.monitoring.dashboards.parts import MONEY, RATIO, Dashboard, Panel, Que
 
 _HERE: Final = 'cluster=~"$cluster"'
 _QUEUE: Final = f'{_HERE},queue=~"$queue"'
+_JOB: Final = "cluster, namespace, job_name"
+_POOL: Final = "cluster, gpu_type, capacity"
+"""Of what is joined: while one operator takes over from another, Prometheus has the series of both."""
 
 
 def _summed(expression: str, window: str) -> str:
@@ -110,8 +113,8 @@ DASHBOARD: Final = Dashboard(
                     MONEY,
                     (
                         Query(
-                            f"sum by (gpu_type, capacity) (muster_fleet_free_gpus{{{_HERE}}}"
-                            f" * on (cluster, gpu_type, capacity) group_left () muster_gpu_price_per_hour{{{_HERE}}})",
+                            f"sum by (gpu_type, capacity) (max by ({_POOL}) (muster_fleet_free_gpus{{{_HERE}}})"
+                            f" * on ({_POOL}) max by ({_POOL}) (muster_gpu_price_per_hour{{{_HERE}}}))",
                             "{{gpu_type}} {{capacity}}",
                         ),
                     ),
@@ -124,11 +127,12 @@ DASHBOARD: Final = Dashboard(
                     MONEY,
                     (
                         Query(
-                            "sum by (gpu_type) ("
-                            "(muster_job_gpus * on (cluster, namespace, job_name) group_left (gpu_type) "
-                            f'muster_job_info{{{_QUEUE},capacity="spot"}}) * on (cluster, gpu_type) group_left () '
-                            '(muster_gpu_price_per_hour{capacity="on-demand"} - ignoring (capacity) '
-                            'muster_gpu_price_per_hour{capacity="spot"}))'
+                            f"sum by (gpu_type) ((max by ({_JOB}) (muster_job_gpus) "
+                            f"* on ({_JOB}) group_left (gpu_type) "
+                            f'group by ({_JOB}, gpu_type) (muster_job_info{{{_QUEUE},capacity="spot"}})) '
+                            "* on (cluster, gpu_type) group_left () "
+                            '(max by (cluster, gpu_type) (muster_gpu_price_per_hour{capacity="on-demand"}) '
+                            '- max by (cluster, gpu_type) (muster_gpu_price_per_hour{capacity="spot"})))'
                             f" or sum by (gpu_type) (muster_fleet_gpus{{{_HERE}}}) * 0",
                             "{{gpu_type}}",
                         ),

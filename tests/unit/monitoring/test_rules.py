@@ -103,6 +103,14 @@ CASES: Final = (
         {'muster_queue_oldest_wait_seconds{queue="q"}': "86000+60x200"},
         {'muster_queue_oldest_wait_seconds{queue="q"}': "3600x200"},
     ),
+    Case(  # another operator takes over while the job waits on
+        "MusterQueueWaitLong",
+        {
+            'muster_queue_oldest_wait_seconds{queue="q",pod="a"}': "90000+60x42 stale",
+            'muster_queue_oldest_wait_seconds{queue="q",pod="b"}': "_x42 92520+60x100",
+        },
+        {'muster_queue_oldest_wait_seconds{queue="q",pod="a"}': "90000+60x30 0x100"},
+    ),
     Case("MusterFailureRateHigh", ended("0+0.1x200", "0+1x200"), ended("0+0.01x200", "0+1x200")),
     Case("MusterFailureRateHigh", ended("0+1x200", "0+1x200"), ended("0 1x200", "0x200")),
     Case("MusterCheckpointOld", {COMMITTED: "0x300"}, {COMMITTED: "0+60x300"}, at="2h20m"),
@@ -245,6 +253,50 @@ def test_the_slowest_rank_is_held_against_the_middle_one_of_two_against_the_fast
         "interval": "1m",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
         "promql_expr_test": [{**asked, "exp_samples": [{"labels": "{}", "value": score}]}],
+    }
+    document = {"rule_files": written(tmp_path), "evaluation_interval": "1m", "tests": [test]}
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(document))
+    assert promtool("test", "rules", "tests.yaml", folder=tmp_path) == ""
+
+
+TAKEN_OVER: Final = {
+    f'muster_job_info{{{JOB},queue="q",gpu_type="H100",capacity="spot"}}': 1,
+    f"muster_job_gpus{{{JOB}}}": 8,
+    f"muster_job_cost_per_hour{{{JOB}}}": 16,
+    'muster_fleet_gpus{gpu_type="H100",capacity="spot"}': 64,
+    'muster_gpu_price_per_hour{gpu_type="H100",capacity="spot",currency="USD"}': 2,
+}
+"""Series of an operator that leads."""
+
+
+@pytest.mark.parametrize(
+    ("record", "value"),
+    [
+        ("queue:muster_gpus:sum", 8),
+        ("queue:muster_cost_per_hour:sum", 16),
+        ("queue:muster_waste_per_hour:sum", 16),
+        ("cluster:muster_cost_per_hour:sum", 16),
+        ("cluster:muster_fleet_cost_per_hour:sum", 128),
+    ],
+)
+def test_while_an_operator_takes_over_from_another_each_thing_counts_once(
+    tmp_path: Path, record: str, value: int
+) -> None:
+    """For a scrape or two Prometheus has the series of both: the next one's come before the other's count as old."""
+    told = {"a": "{}x20 stale", "b": "_x19 {}x20"}
+    series = {
+        series.replace("}", f',pod="{pod}"}}'): values.format(number)
+        for series, number in TAKEN_OVER.items()
+        for pod, values in told.items()
+    }
+    series[f'muster_run_seconds_total{{{JOB},part="starting"}}'] = "0+60x40"
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {"expr": f"sum({record})", "eval_time": at, "exp_samples": [{"labels": "{}", "value": value}]}
+            for at in ("18m", "19m", "20m", "22m")
+        ],
     }
     document = {"rule_files": written(tmp_path), "evaluation_interval": "1m", "tests": [test]}
     (tmp_path / "tests.yaml").write_text(yaml.safe_dump(document))
