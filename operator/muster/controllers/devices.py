@@ -65,3 +65,8 @@ def held(placement: Placement, spec: EffectiveSpec, gpu_type: str) -> int | Frac
     found = of_worker(each, spec.requests, gpu_type)
     # Nearly all hold whole GPUs, and are asked in every round of planning: fractions are slow.
     return placement.held * (found.count if slices.whole(found.gpu_type) == found.gpu_type else found.gpus)
+
+
+def held_as_written(placement: Placement, spec: EffectiveSpec) -> int | Fraction:
+    """As `held`, for who does not see the nodes: their GPU type is what was written down with them."""
+    return held(placement, spec, placement.flavour.partition("/")[0])

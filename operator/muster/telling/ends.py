@@ -68,7 +68,7 @@ def _window(scene: Scene, spec: EffectiveSpec) -> Iterator[Ending]:
 def _budget(scene: Scene, spec: EffectiveSpec) -> Iterator[Ending]:
     status = scene.job.status
     placement = status.placement
-    gpus = devices.held(placement, spec, placement.flavour.partition("/")[0]) if placement is not None else 0
+    gpus = devices.held_as_written(placement, spec) if placement is not None else 0
     at = terms.budget_end(spec, status, gpus, price=0.0)
     if at is not None:
         budget = f"its budget of {spec.budget_gpu_hours} GPU hours is used up"

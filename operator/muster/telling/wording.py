@@ -18,6 +18,7 @@ from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import NumericsStatus, TrainingJobStatus, TrainingWarning
 from muster.cluster.status import below_wish, held_of
 from muster.cluster.views import PodView
+from muster.controllers import devices
 from muster.scheduling.plan import WaitReason
 from muster.sizing.money import PLATFORM_PRICES
 from muster.telling.scene import Scene
@@ -365,7 +366,7 @@ UNSAVED: Final = "it names no checkpoint.uri: what stops it loses all of its wor
 
 
 def gpu_time(scene: Scene) -> tuple[str, str]:
-    """(GPU hours that the job has used, what they cost); "" for nothing.
+    """(GPU hours that the job has used, slices as parts of a GPU; what they cost); "" for nothing.
 
     What the present placement costs is counted at its end; until then it is reckoned by the rate in the status.
     """
@@ -375,7 +376,7 @@ def gpu_time(scene: Scene) -> tuple[str, str]:
     begins = placement.counts_from if placement is not None else None
     if placement is not None and begins is not None:
         since = max(0.0, (scene.now - begins).total_seconds())
-        seconds += float(placement.gpus(spec.gpus_per_worker)) * since
+        seconds += float(devices.held_as_written(placement, spec)) * since
         cost += Decimal(usage.hourly or 0) * Decimal(since) / 3600
     hours = f"{seconds / 3600:,.2f} GPU hours" if seconds else ""
     apart = " until the present placement" if begins is not None and not usage.hourly else ""

@@ -571,6 +571,22 @@ def test_what_a_job_has_used_is_told_up_to_now() -> None:
     assert "Used" not in shown(Scene(job(phase="Queued"), (), (), NOW))
 
 
+@pytest.mark.parametrize(
+    ("workers", "flavour", "hours"),
+    [
+        ({"gpusPerWorker": 1, "gpuType": "A100-MIG-3g.20gb"}, "A100-MIG-3g.20gb/on-demand", "0.86"),
+        ({"resources": {"limits": {"nvidia.com/mig-3g.20gb": 1}}}, "", "0.86"),
+    ],
+)
+def test_what_a_job_uses_now_counts_slices_as_parts_of_a_gpu(workers: dict[str, Any], flavour: str, hours: str) -> None:
+    """As what it has used does, once the placement has ended."""
+    placed = {"generation": 1, "workers": 2, "placedAt": "2026-01-02T02:04:05Z", "flavour": flavour}
+    raw = job(phase="Running", placement={**placed, "nodes": [{"node": "a", "indexes": "0-1"}]}).to_raw()
+    raw["spec"]["workers"] |= workers
+    told = shown(Scene(TrainingJob.from_raw(raw), (), (), NOW))
+    assert f"{hours} GPU hours" in told
+
+
 def test_a_gang_below_its_wish_says_why_it_is_not_larger_and_when_it_may_be() -> None:
     placement = {"generation": 2, "workers": 6, "nodes": [{"node": "a", "indexes": "0-5"}]}
     growth = {"reason": "Settling", "message": "there is room", "workers": 8, "notBefore": "2026-01-02T03:08:05Z"}
