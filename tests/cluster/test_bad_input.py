@@ -38,6 +38,7 @@ def named(name: str) -> Change:
 
 URI = "write s3://BUCKET/PREFIX"
 DURATION = "like 90s, 10m, 1h30m or 2d"
+EMPTY_KEY = "a key is empty, or longer than 317 characters: name it, or take the entry out"
 
 REFUSED: dict[str, tuple[Change, str]] = {
     "zero workers": (workers(replicas=0), "spec.workers.replicas in body should be greater than or equal to 1"),
@@ -172,6 +173,8 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "deadline in words": (spec(deadline="tomorrow"), "write a moment as date, time and time zone, like 2026-12-01T08"),
     "deadline without a zone": (spec(deadline="2026-12-01T08:00:00"), "write a moment as date, time and time zone"),
     "deadline on no day": (spec(deadline="2026-02-30T08:00:00Z"), "write a moment as date, time and time zone"),
+    "deadline a day ahead of UTC": (spec(deadline="2026-12-01T08:00:00+24:00"), "write a moment as date, time and"),
+    "deadline at a zone of 60 minutes": (spec(deadline="2026-12-01T08:00:00+10:60"), "write a moment as date, time"),
     "no runtime": (spec(maxRuntime="0h"), "maxRuntime is 0, so the job would end before it has trained"),
     "no window of failures": (spec(restart={"window": "0s"}), "within no time at all no failure counts"),
     "no window of preemptions": (
@@ -194,6 +197,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "rollback to nowhere": (spec(numerics={"action": "rollback"}), "a rollback needs a checkpoint to go back to"),
     "numbers without an action": (spec(numerics={"limit": 3}), "spec.numerics.action: Required value"),
     "a factor of 1": (spec(numerics={"action": "skip", "spike": {"loss": 1}}), "write a number above 1"),
+    "a factor of billions": (spec(numerics={"action": "skip", "spike": {"loss": 12345678901}}), "below a million"),
     "a factor in words": (spec(numerics={"action": "skip", "spike": {"loss": "much"}}), "write a number above 1"),
     "runtime no duration": (spec(maxRuntime="forever"), DURATION),
     "no grace": (spec(terminationGracePeriod="0s"), "with no time at all no checkpoint is saved"),
@@ -221,6 +225,14 @@ REFUSED: dict[str, tuple[Change, str]] = {
         spec(podTemplate={"metadata": {"labels": {"muster.dev/job": "other"}}}),
         "labels of muster.dev/ are Muster's own",
     ),
+    "a label of nodes without a key": (spec(nodeSelector={"": "gpu"}), EMPTY_KEY),
+    "a label of pods without a key": (spec(podTemplate={"metadata": {"labels": {"": "a"}}}), EMPTY_KEY),
+    "an annotation with too long a key": (
+        spec(podTemplate={"metadata": {"annotations": {"a" * 318: "b"}}}),
+        "a key is empty, or longer than 317 characters",
+    ),
+    "a resource without a name": (workers(resources={"requests": {"": 1}}), EMPTY_KEY),
+    "a tag without a name": (spec(tracking={"uri": "https://mlflow", "tags": {"": "a"}}), "longer than 250 characters"),
     "queue in capitals": (spec(queue="Research"), "use 1 to 63 lower-case letters, digits and dashes"),
     "unknown field": (spec(worker=2), 'unknown field "spec.worker"'),
     "name with a dot": (named("a.b"), "a Service carries the name of the job"),
@@ -304,6 +316,12 @@ def test_a_flavour_may_be_named_once(control_plane: Any) -> None:
     manifest = queue_with()
     manifest["spec"]["quotas"].append(copy.deepcopy(manifest["spec"]["quotas"][0]))
     assert "Duplicate value" in control_plane.refusal(manifest)
+
+
+def test_a_selector_needs_keys(control_plane: Any) -> None:
+    manifest = queue_with()
+    manifest["spec"]["namespaces"] = {"matchLabels": {"": "research"}}
+    assert EMPTY_KEY in control_plane.refusal(manifest)
 
 
 def test_a_selector_needs_values_for_in(control_plane: Any) -> None:

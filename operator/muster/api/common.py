@@ -127,9 +127,21 @@ LabelKey = Annotated[
     ),
 ]
 
-QualifiedName = Annotated[str, Len(1, 317)]
+LONGEST_KEY: Final = 317
+"""Characters of a key of Kubernetes' maps: 253 of a prefix, and 63 of a name."""
+QualifiedName = Annotated[str, Len(1, LONGEST_KEY)]
 """A key as in Kubernetes' maps: a name, with or without `PREFIX/`."""
-Labels = Annotated[dict[QualifiedName, Annotated[str, Len(0, 63)]], Len(0, 64)]
+
+
+def keys(longest: int = LONGEST_KEY) -> Rule:
+    """That none of a map's keys is empty, as from a variable that is not set, or too long: no schema says that."""
+    return Rule(
+        f"self.all(key, key.size() > 0 && key.size() <= {longest})",
+        f"a key is empty, or longer than {longest} characters: name it, or take the entry out",
+    )
+
+
+Labels = Annotated[dict[QualifiedName, Annotated[str, Len(0, 63)]], Len(0, 64), keys()]
 
 Duration = Annotated[
     str,

@@ -19,8 +19,8 @@ Factor = Annotated[
     IntOrString(),
     Len(1, 10),
     Rule(
-        f"type(self) == string ? self.matches({cel_text(_FACTOR)}) : self > 1",
-        'write a number above 1, in quotes where it has a fraction: 3, or "1.5"',
+        f"type(self) == string ? self.matches({cel_text(_FACTOR)}) : self > 1 && self < 1000000",
+        'write a number above 1 and below a million, in quotes where it has a fraction: 3, or "1.5"',
     ),
 ]
 

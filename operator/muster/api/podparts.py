@@ -19,6 +19,7 @@ from muster.api.common import (
     OpenModel,
     QualifiedName,
     Quantity,
+    keys,
     matches,
 )
 from muster.api.names import GPU_RESOURCE
@@ -236,7 +237,7 @@ class NameRef(Model):
     """Its name."""
 
 
-Resources = Annotated[dict[QualifiedName, Quantity], Len(0, 16)]
+Resources = Annotated[dict[QualifiedName, Quantity], Len(0, 16), keys()]
 
 
 class WorkerResources(Model):
@@ -270,7 +271,7 @@ class PodTemplateMetadata(Model):
 
     labels: Labels | None = None
     """Labels; those of `muster.dev/` cannot be set."""
-    annotations: Annotated[dict[QualifiedName, Annotated[str, Len(0, 65536)]], Len(0, 64)] | None = None
+    annotations: Annotated[dict[QualifiedName, Annotated[str, Len(0, 65536)]], Len(0, 64), keys()] | None = None
     """Annotations."""
 
 

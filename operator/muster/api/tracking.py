@@ -6,7 +6,7 @@ from typing import Annotated
 
 from annotated_types import Len
 
-from muster.api.common import Count, Model, matches
+from muster.api.common import Count, Model, keys, matches
 from muster.api.podparts import NameRef
 from muster.api.schema import Reason, Rule
 
@@ -30,7 +30,8 @@ TrackingUri = Annotated[
         "wandb://ENTITY/PROJECT, or python://MODULE:NAME",
     ),
 ]
-TagName = Annotated[str, Len(1, 250)]
+_LONGEST_TAG = 250
+TagName = Annotated[str, Len(1, _LONGEST_TAG)]
 TagValue = Annotated[str, Len(0, 1000)]
 
 
@@ -48,7 +49,7 @@ class Tracking(Model):
     """The experiment that the run belongs to; it is made where there is none. Left out: the job's namespace."""
     run_name: Annotated[str, Len(1, 250)] | None = None
     """Left out: the job's name."""
-    tags: Annotated[dict[TagName, TagValue], Len(0, 32)] | None = None
+    tags: Annotated[dict[TagName, TagValue], Len(0, 32), keys(_LONGEST_TAG)] | None = None
     """Put on the run, beside Muster's own."""
     secret_ref: NameRef | None = None
     """Secret in the job's namespace with MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and

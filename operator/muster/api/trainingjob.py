@@ -70,7 +70,10 @@ Url = Annotated[
     matches(r"^https?://[^\s]+$", "write the URL of an S3 server, like https://s3.example.com"),
 ]
 ConfigKey = Annotated[str, Len(1, 253), matches(r"^[-._a-zA-Z0-9]+$", "use letters, digits, dashes and dots")]
-MOMENT_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?(Z|[-+][0-9]{2}:[0-9]{2})$"
+MOMENT_PATTERN = (
+    r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?(Z|[-+]([01][0-9]|2[0-3]):[0-5][0-9])$"
+)
+"""CEL takes a zone of a whole day, and of 60 minutes, too."""
 Deadline = Annotated[
     Timestamp,
     Rule(
