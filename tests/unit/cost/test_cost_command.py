@@ -265,7 +265,10 @@ def test_a_jobs_status_and_the_ledger_say_the_same() -> None:
     [
         ("{", "is no JSON"),
         ("[]", "is no object"),
+        ("[" * 100_000, "is no JSON"),
         ('{"kind": "guess"}', "there is no kind 'guess'; there are interval, job"),
+        ('{"kind": ["pool"]}', "there is no kind ['pool']; there are interval, job"),
+        ('{"kind": "job", "uid": "a", "namespace": "b", "name": "\\ud800", "queue": "c"}', "is no JSON"),
         ('{"job": "a"}', "interval.attempt"),
         ('{"kind": "job", "uid": "a", "team": "b"}', "rows of kind 'job' have no field 'team'; they have uid"),
         (
@@ -279,6 +282,13 @@ def test_a_jobs_status_and_the_ledger_say_the_same() -> None:
         (
             '{"kind": "pool", "gpu_type": "H100", "capacity": "spot", "gpus": 1, "begins": "2026-11-01T00:00:00"}',
             "no time zone",
+        ),
+        *(
+            (
+                f'{{"kind": "pool", "gpu_type": "H100", "capacity": "spot", "gpus": 1, "begins": "{begins}"}}',
+                "before 1970 or after 9998",
+            )
+            for begins in ("0001-01-01T00:00:00Z", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59Z")
         ),
         ('{"kind": "parts", "job": "a", "attempt": 1, "seconds": {"hung": -1}}', "seconds.hung: is negative"),
         (

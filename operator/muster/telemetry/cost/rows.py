@@ -25,6 +25,9 @@ _KINDS: Final[dict[str, type[Any]]] = {
 _ADAPTERS: Final = {kind: TypeAdapter(row) for kind, row in _KINDS.items()}
 _PARTS: Final = (USEFUL, *WASTE)
 _CAPACITIES: Final = ("on-demand", "reserved", "spot")
+_FIRST: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_LAST: Final = datetime(9999, 1, 1, tzinfo=timezone.utc)
+"""Between these every month has a name of four digits, and one after it."""
 
 
 class UnreadableRow(ValueError):
@@ -81,12 +84,14 @@ def written(rows: Iterable[Entry]) -> Iterator[str]:
 def _row(line: str, kind: str) -> Entry:
     try:
         raw = json.loads(line)
-    except ValueError as error:
+        if "\\u" in line:
+            json.dumps(raw, ensure_ascii=False).encode()  # JSON can spell half a character, which nothing can print
+    except (ValueError, RecursionError) as error:
         raise UnreadableRow(f"is no JSON: {error}; write one object a line") from None
     if not isinstance(raw, dict):
         raise UnreadableRow('is no object; write one like {"kind": "interval", ...}')
     kind = raw.pop("kind", kind)
-    adapter = _ADAPTERS.get(kind)
+    adapter = _ADAPTERS.get(kind) if isinstance(kind, str) else None
     if adapter is None:
         raise UnreadableRow(f"there is no kind {kind!r}; there are {', '.join(_KINDS)}")
     unknown = set(raw) - set(_KINDS[kind].__dataclass_fields__)
@@ -120,6 +125,8 @@ def _wrong(row: Entry) -> str:
         return ""
     if row.begins.tzinfo is None or (row.ends is not None and row.ends.tzinfo is None):
         return "begins, ends: have no time zone; write them like 2026-11-01T12:00:00Z"
+    if row.begins < _FIRST or (row.ends or row.begins) >= _LAST:
+        return f"begins, ends: lie before {_FIRST:%Y} or after {_LAST.year - 1}; write them like 2026-11-01T12:00:00Z"
     if row.ends is not None and row.ends < row.begins:
         return f"ends: {row.ends.isoformat()} is before it begins, {row.begins.isoformat()}"
     if isinstance(row, Stored):
