@@ -329,7 +329,7 @@ class Api:
             method,
             f"{self.credentials.server}{path}{query}",
             data=body,
-            headers={"User-Agent": self.agent, **(headers or {}), **self.credentials.headers()},
+            headers=(("User-Agent", self.agent), *(headers or {}).items(), *self.credentials.headers()),
             timeout=timeout,
             proxy=settings.proxy,
             server_hostname=settings.tls_server_name,

@@ -6,10 +6,11 @@ One object serves the asyncio client, the Lease's thread and kopf, so that all t
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import yaml
 from kubernetes.aio import config
@@ -21,6 +22,12 @@ from muster_protocol.spelling import there_are
 DEFAULT_KUBECONFIG: Final = Path("~/.kube/config")
 
 MEND: Final = "give --kubeconfig FILE, or set KUBECONFIG"
+
+Headers = tuple[tuple[str, str], ...]
+"""Of a request; one name may come several times."""
+
+_NAME_MARKS: Final = "!#$&'*+-.^_`|~"
+"""What may stand in a header's name beside letters and digits."""
 
 
 class CredentialsError(Exception):
@@ -35,12 +42,14 @@ class Credentials:
         context: of the kubeconfig; "" for its current one.
         source: where they came from, for people. Set by `load`.
         namespace: the one that the kubeconfig's context names, else `default`. Set by `load`.
+        acts_as: headers by which the kubeconfig's user acts as another one. Set by `load`.
     """
 
     kubeconfig: Path | None = None
     context: str = ""
     source: str = ""
     namespace: str = "default"
+    acts_as: Headers = ()
     configuration: Configuration = field(default_factory=Configuration)
 
     @property
@@ -52,26 +61,29 @@ class Credentials:
         """Read everything anew: files may have changed, and an exec plugin is asked again. Raises CredentialsError."""
         fresh = Configuration()
         path = self._kubeconfig()
+        acts_as: Headers = ()
         try:
             if path is None:
                 incluster_config.load_incluster_config(client_configuration=fresh)
                 self.source = "the pod's service account"
             else:
-                user = _user(path, self.context)
+                chosen = choice(path, self.context)
+                acts_as = tuple(_impersonation(chosen.user))
                 loader = await config.load_kube_config(
                     config_file=str(path),
-                    context=self.context or None,
+                    context=chosen.context,
                     client_configuration=fresh,
                     persist_config=False,
                 )
                 self.namespace = loader.current_context["context"].get("namespace") or "default"
                 self.source = f"kubeconfig {path}"
-                if "exec" in user and not (fresh.api_key or fresh.cert_file):
-                    raise ValueError(_silent(user["exec"]))
+                if "exec" in chosen.user and not (fresh.api_key or fresh.cert_file):
+                    raise ValueError(_silent(chosen.user["exec"]))
+                _check_text("its token", fresh.api_key.get("BearerToken", ""))
         except (config.ConfigException, OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
             where = f"kubeconfig {path}" if path else "the pod's service account"
             raise CredentialsError(f"{where} cannot be used: {error}; {MEND}") from error
-        self.configuration = fresh
+        self.configuration, self.acts_as = fresh, acts_as
 
     def _kubeconfig(self) -> Path | None:
         """None for the service account."""
@@ -94,17 +106,22 @@ class Credentials:
             return DEFAULT_KUBECONFIG.expanduser()
         raise CredentialsError(f"no cluster to talk to: there is neither KUBECONFIG nor {DEFAULT_KUBECONFIG}; {MEND}")
 
-    def headers(self) -> dict[str, str]:
-        """`Authorization`, if a token is used. A service account's token file is read again every minute."""
+    def headers(self) -> Headers:
+        """Who asks, and as whom."""
+        authorization = self._authorization()
+        return (("Authorization", authorization), *self.acts_as) if authorization else self.acts_as
+
+    def _authorization(self) -> str:
+        """ "" where no token is used. A service account's token file is read again every minute."""
         if self.configuration.refresh_api_key_hook is not None:
             self.configuration.refresh_api_key_hook(self.configuration)
         token = self.configuration.api_key.get("BearerToken")
-        return {"Authorization": _scheme(token)} if token else {}
+        return _scheme(token) if token else ""
 
     def connection(self) -> dict[str, Any]:
-        """The same credentials as keyword arguments of `kopf.ConnectionInfo`."""
+        """The same credentials as keyword arguments of `kopf.ConnectionInfo`, which has none for `acts_as`."""
         settings = self.configuration
-        scheme, _, token = self.headers().get("Authorization", "").partition(" ")
+        scheme, _, token = self._authorization().partition(" ")
         return {
             "server": self.server,
             "ca_path": settings.ssl_ca_cert,
@@ -117,9 +134,20 @@ class Credentials:
         }
 
 
-def _user(path: Path, context: str) -> dict[str, Any]:
-    """The user of the context. Raises ValueError for what the client library could only say of that it fails on it: a
-    file that is no kubeconfig, a context that there is not, or what a context names and there is not."""
+@dataclass(frozen=True)
+class Choice:
+    """The context that counts in one or more kubeconfigs, and its user; {} for nobody."""
+
+    context: str
+    user: Mapping[str, Any]
+
+
+def choice(path: Path, context: str) -> Choice:
+    """As kubectl chooses: where nobody names a context, the first file's `current-context` counts.
+
+    Raises ValueError for what the client library could only say of that it fails on it: a file that is no kubeconfig, a
+    context that there is not, or what a context names and there is not.
+    """
     parts = (Path(one).expanduser() for one in str(path).split(os.pathsep) if one)
     documents = [_document(part) for part in parts if part.exists()]
     current = next((document["current-context"] for document in documents if document.get("current-context")), "")
@@ -129,11 +157,12 @@ def _user(path: Path, context: str) -> dict[str, Any]:
         raise ValueError(f"it names no current-context; give --context, {there_are('', contexts)}")
     if name not in contexts:
         raise ValueError(f"there is no context {name!r}; {there_are(name, contexts)}")
-    return _user_of(name, contexts[name], documents)
+    return Choice(name, _user_of(name, contexts[name], documents))
 
 
-def _user_of(name: str, context: Mapping[str, Any], documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The user that a context names, {} where it names none. Raises ValueError where what it names is not there."""
+def _user_of(name: str, context: Mapping[str, Any], documents: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
+    """The user that a context names, {} where it names none. Raises ValueError where what it names is not there, or
+    nothing could be asked of it."""
     named: dict[str, dict[str, Any]] = {}
     for kind in ("cluster", "user"):
         known, wanted = _named(documents, kind), str(context.get(kind) or "")
@@ -142,12 +171,48 @@ def _user_of(name: str, context: Mapping[str, Any], documents: Sequence[dict[str
                 f"its context {name!r} names {kind} {wanted!r}, which is not there; {there_are(wanted, known)}"
             )
         named[kind] = known.get(wanted, {})
-    server = str(named["cluster"].get("server") or "")
+    server, proxy = (str(named["cluster"].get(key) or "") for key in ("server", "proxy-url"))
     if not server.startswith(("https://", "http://")):
         raise ValueError(
             f"the cluster of its context {name!r} has no URL as its server, like https://HOST:6443: {server!r}"
         )
+    if proxy and not proxy.startswith(("https://", "http://")):
+        raise ValueError(
+            f"the cluster of its context {name!r} has the proxy-url {proxy!r}, and Muster goes through proxies by "
+            "http:// and https:// alone; `kubectl proxy` goes through others, and then http://127.0.0.1:8001 is the "
+            "server, without proxy-url"
+        )
+    if server.startswith("https://") and not context.get("user"):
+        raise ValueError(f"its context {name!r} names no user, whom {server} would ask for")
     return named["user"]
+
+
+def _impersonation(user: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The headers by which a user acts as another, as kubectl sends them. Raises ValueError."""
+    name, groups, extra = (user.get(key) for key in ("as", "as-groups", "as-user-extra"))
+    given = [("User", name), ("Uid", user.get("as-uid")), *(("Group", group) for group in _texts("as-groups", groups))]
+    if not isinstance(extra or {}, Mapping):
+        raise ValueError("as-user-extra of its user is no mapping of keys to lists of texts")
+    for key, values in (extra or {}).items():
+        given += [(f"Extra-{quote(str(key), safe=_NAME_MARKS)}", one) for one in _texts("as-user-extra", values)]
+    found = [(f"Impersonate-{kind}", value) for kind, value in given if value not in (None, "")]
+    if found and not name:
+        raise ValueError("its user acts as another, but `as` does not say as whom; name one, or take the others away")
+    for header, value in found:
+        _check_text(header, value)
+        yield header, value
+
+
+def _texts(field: str, values: Any) -> Sequence[str]:
+    if not isinstance(values or [], list):
+        raise ValueError(f"{field} of its user is no list of texts")
+    return values or []
+
+
+def _check_text(what: str, value: Any) -> None:
+    """Raises ValueError for what can't stand in a header."""
+    if not isinstance(value, str) or any(ord(mark) < 32 or ord(mark) == 127 for mark in value.strip()):
+        raise ValueError(f"{what} is no text of one line")
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -177,6 +242,8 @@ def _silent(plugin: Mapping[str, Any]) -> str:
     """Of a credential plugin that gave nothing: the client library logs why, and goes on as nobody."""
     command = " ".join((plugin["command"], *(plugin.get("args") or ())))
     hint = f" ({plugin['installHint'].strip()})" if plugin.get("installHint") else ""
+    if plugin.get("provideClusterInfo"):
+        hint += "; it wants to be told of the cluster (provideClusterInfo), which it is by kubectl and not by Muster"
     return f"its credential plugin `{command}` gives no credentials: see what it wrote, and sign in anew{hint}"
 
 

@@ -311,6 +311,11 @@ async def connect(settings: Settings, **options: Any) -> Api:
             f"{credentials.source} sets tls-server-name, which kopf cannot use: name the API server in `server` as its "
             "certificate does"
         )
+    if credentials.acts_as:
+        raise CredentialsError(
+            f"{credentials.source} has its user act as another (`as`), which kopf cannot: give it a user with "
+            "the rights that it needs (docs/install.md, Rights)"
+        )
     return Api(credentials, agent=settings.identity, **options)
 
 

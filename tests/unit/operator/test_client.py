@@ -19,7 +19,7 @@ from muster.cli.scene import nobody_leads
 from muster.cluster import client
 from muster.cluster.answers import DEEPEST, Answer, document_of, event_of
 from muster.cluster.client import Api
-from muster.cluster.credentials import Credentials, CredentialsError, _user
+from muster.cluster.credentials import Credentials, CredentialsError, choice
 from muster.cluster.errors import ApiError, ApiUnreachable, LeadershipLost
 from muster.cluster.informer import Informer
 from muster.cluster.lease import LEASE_NAME
@@ -514,6 +514,23 @@ async def test_refused_credentials_are_read_again_once(tmp_path: Path) -> None:
         assert tokens == ["Bearer second"]
 
 
+async def test_whom_a_user_acts_as_is_told_with_every_call_and_all_of_his_groups(tmp_path: Path) -> None:
+    seen: list[list[tuple[str, str]]] = []
+
+    async def asked(request: web.Request) -> web.StreamResponse:
+        seen.append([(name, value) for name, value in request.headers.items() if name.startswith("Impersonate-")])
+        return web.json_response({})
+
+    async with served(tmp_path, asked) as api:
+        port = int(api.credentials.server.rpartition(":")[2])
+        kubeconfig(tmp_path, port, {"token": "t", "as": "jane", "as-groups": ["a", "b"]})
+        await api.credentials.load()
+        await api.get("/api")
+        await api.merge_patch("/api/v1/namespaces/n/pods/p", {})
+        await api.proxy("n", "p", 1, "GET", "/", None, {"X-Muster-Token": "t"})
+    assert seen == [[("Impersonate-User", "jane"), ("Impersonate-Group", "a"), ("Impersonate-Group", "b")]] * 3
+
+
 async def test_a_pod_is_reached_through_the_proxy_with_its_own_headers(tmp_path: Path) -> None:
     seen: list[tuple[str, str, bytes]] = []
 
@@ -573,7 +590,7 @@ def test_a_kubeconfig_path_may_have_empty_parts_and_a_home(tmp_path: Path, monke
     written = kubeconfig(tmp_path, 1)
     monkeypatch.setenv("HOME", str(written.parent))
     for path in (f":{written}", f"{written}:", f"~/{written.name}"):
-        assert _user(Path(path), "") == _user(written, "")
+        assert choice(Path(path), "") == choice(written, "")
 
 
 @pytest.mark.parametrize("levels", [10, 9_000])
