@@ -26,6 +26,7 @@ from muster_protocol import env
 Object = Mapping[str, Any]
 
 _MIRROR: Final = "kubernetes.io/config.mirror"
+_DEFAULT_SCHEDULER: Final = "default-scheduler"
 """Annotation of the API server's copy of a pod that a node's kubelet runs from a file."""
 
 _LONG_AGO: Final = datetime.fromtimestamp(0, timezone.utc)
@@ -62,6 +63,7 @@ class PodView:
             of a gang's only worker there (`apart/research/llama`) included.
         unschedulable: kube-scheduler's message while it finds no place, or "".
         gates: scheduling gates, which keep kube-scheduler from looking at it.
+        scheduler: whose work it is to bind it, where that is another than Kubernetes' default one; else "".
         ready: the Ready condition.
         waiting: containers that do not run yet and give a reason.
         exit_code, exit_reason, termination_message: of the trainer's container when it has ended, or else of the first
@@ -114,6 +116,7 @@ class PodView:
     outlived_since: datetime | None = None
     ended: str = ""
     gates: tuple[str, ...] = ()
+    scheduler: str = ""
 
     @property
     def key(self) -> str:
@@ -175,6 +178,7 @@ class PodView:
             outlived_since=_outlived(status) if status.get("phase") == "Running" else None,
             ended=sys.intern(ended_name),
             gates=tuple(sys.intern(one.get("name") or "") for one in spec.get("schedulingGates") or ()),
+            scheduler=sys.intern(_scheduler(spec)),
         )
 
 
@@ -351,6 +355,11 @@ def _ended(spec: Object, status: Object) -> tuple[str, Object]:
         if not first_bad[0] and ended.get("exitCode"):
             first_bad = item.get("name") or "", ended
     return first_bad
+
+
+def _scheduler(spec: Object) -> str:
+    name = spec.get("schedulerName") or _DEFAULT_SCHEDULER
+    return "" if name == _DEFAULT_SCHEDULER else name
 
 
 def _outlived(status: Object) -> datetime | None:

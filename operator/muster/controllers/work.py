@@ -19,7 +19,7 @@ from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster import interpod, pods
 from muster.cluster.eligibility import filter_of_pod
 from muster.cluster.errors import ApiError, ApiUnreachable
-from muster.cluster.executor import Executor, refusal
+from muster.cluster.executor import Executor, MadePod, refusal
 from muster.cluster.overrides import TemplateRefused
 from muster.cluster.pods import PodSettings
 from muster.cluster.status import goes_on
@@ -29,8 +29,9 @@ from muster.controllers.admission import Obstacle
 from muster.controllers.lifecycle.failure import allowed_in_place
 from muster.controllers.lifecycle.runtime import remaining_seconds
 from muster.controllers.lifecycle.turn import NO_FACTS, Decision, Made, Note, Refusal
-from muster.controllers.records import MADE_PATIENCE, Judgement, Record, Requests
+from muster.controllers.records import MADE_PATIENCE, Judgement, Record
 from muster.controllers.reliability import NodeHours
+from muster.scheduling.amounts import amount
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +190,7 @@ class Worker:
         elif outcome.incomplete:
             raise Incomplete(outcome.incomplete)
         else:
-            _compare(record, placement.generation, [made.requests for made in outcome.made])
+            _compare(record, placement.generation, outcome.made)
             if record.judgement is None:
                 self.forget(record)
 
@@ -282,19 +283,20 @@ class Worker:
         return await self.executor.rehearse(record.identity, template, strict=False), True
 
 
-def _compare(record: Record, generation: int, made: list[Requests]) -> None:
+def _compare(record: Record, generation: int, made: list[MadePod]) -> None:
     """Withdraw a gang whose pods ask for more than was planned for: admission changed its mind since the rehearsal."""
     if record.judgement is None or record.judgement.obstacle is not None:
         return
     planned = dict(record.judgement.requests)
-    for requests in made:
+    for pod in made:
         more = [
-            f"{name} {amount} instead of {planned.get(name, 0)}"
-            for name, amount in requests
-            if amount > planned.get(name, 0)
+            f"{amount(name, number)} instead of {amount(name, planned.get(name, 0))}"
+            for name, number in pod.requests
+            if number > planned.get(name, 0)
         ]
         if more:
-            message = f"admission made a pod ask for more than was planned for: {', '.join(more)}"
+            asked = ", ".join(more)
+            message = f"admission made pod {pod.name} ask for more than was planned for: {asked}"
             record.refusal = Refusal(generation, message)
             record.judgement = None
             return

@@ -134,6 +134,27 @@ async def test_a_webhook_that_does_not_answer_is_told_to_who_waits_for_it(monkey
         await place.until(lambda: place.placed("a"))
 
 
+async def test_a_pod_that_admission_makes_larger_than_its_rehearsal_is_told_as_people_write_amounts() -> None:
+    """A policy for pods of some names alone: the rehearsal's has another."""
+    async with world() as place:
+        create = place.server.create
+
+        async def enlarged(path: str, body: Object, **how: Any) -> Object:
+            made = await create(path, body, **how)
+            if made["metadata"]["name"] == "a-g1-1-0":
+                larger = {"requests": {"cpu": "2500m", "memory": "3Gi", "nvidia.com/gpu": "1"}}
+                made = {**made, "spec": {**made["spec"], "containers": [{"name": "trainer", "resources": larger}]}}
+            return made
+
+        place.server.create = enlarged  # type: ignore[method-assign]
+        place.submit("a")
+        told = (
+            "admission made pod a-g1-1-0 ask for more than was planned for: 2.5 cores instead of 1 core, "
+            "3 GiB memory instead of 0 GiB memory, 1 nvidia.com/gpu instead of 0 nvidia.com/gpu"
+        )
+        await place.until(lambda: any(told in note.message for _, note in place.notes))
+
+
 async def test_a_missing_priority_class_of_gangs_is_the_installations_matter() -> None:
     async with world() as place:
         refused = 'pods "a" is forbidden: no PriorityClass with name muster-gang was found'

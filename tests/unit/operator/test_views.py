@@ -247,3 +247,12 @@ def test_a_pods_scheduling_gates_are_kept() -> None:
     assert PodView.from_raw(raw).gates == ()
     raw["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}, {"name": "b"}]
     assert PodView.from_raw(raw).gates == ("kueue.x-k8s.io/admission", "b")
+
+
+def test_a_pod_of_another_scheduler_is_known_by_its_name() -> None:
+    raw = copy.deepcopy(POD)
+    assert PodView.from_raw(raw).scheduler == ""
+    raw["spec"]["schedulerName"] = "default-scheduler"
+    assert PodView.from_raw(raw).scheduler == ""
+    raw["spec"]["schedulerName"] = "volcano"
+    assert PodView.from_raw(raw).scheduler == "volcano"

@@ -34,6 +34,7 @@ UNMADE_PATIENCE: Final = 10.0
 """Seconds in which pods may fail to be made before it is told: an API server has bad moments."""
 _UNMADE: Final = "pods can't be made, and are tried again"
 _GATED: Final = "pods are not scheduled while a scheduling gate is on them"
+_ELSEWHERE: Final = "pods wait for another scheduler than kube-scheduler"
 
 
 def make_pods(turn: Turn) -> bool:
@@ -171,8 +172,8 @@ def _tell_unmade(turn: Turn) -> None:
     """Say what pods can't be made for, or be scheduled, where that goes on: an admission webhook that does not answer,
     as it may be. The first that was told stands: each pod's making may fail in other words."""
     placement, condition = turn.status.placement, find_condition(turn.status.conditions, ConditionType.PODS_READY.value)
-    told = condition is not None and condition.message.startswith((_UNMADE, _GATED))
-    message = f"{_UNMADE}: {turn.s.unmade}" if turn.s.unmade else _gated(turn)
+    told = condition is not None and condition.message.startswith((_UNMADE, _GATED, _ELSEWHERE))
+    message = f"{_UNMADE}: {turn.s.unmade}" if turn.s.unmade else _gated(turn) or _elsewhere(turn)
     if told == bool(message) or placement is None:
         return
     waited = turn.since(placement.placed_at)
@@ -193,6 +194,18 @@ def _gated(turn: Turn) -> str:
         return ""
     gates = ", ".join(pod.gates)
     return f"{_GATED}: {pod.name} has {gates}; whose webhook put it there has to take it away, or to leave the pods out"
+
+
+def _elsewhere(turn: Turn) -> str:
+    """Muster's pods are kube-scheduler's, but a webhook may hand them to another, as Volcano's and YuniKorn's do."""
+    waiting = [pod for pod in turn.by_index().values() if pod.scheduler and not pod.bound and not pod.unschedulable]
+    pod = min(waiting, key=lambda pod: pod.index, default=None)
+    if pod is None:
+        return ""
+    return (
+        f"{_ELSEWHERE}: a webhook has given {pod.name} the schedulerName {pod.scheduler}, which has said nothing of "
+        "it; have the webhook leave the pods out, or see whether that scheduler runs"
+    )
 
 
 def _forget_last_try(turn: Turn) -> None:

@@ -492,6 +492,41 @@ def test_a_gate_that_a_webhook_put_on_a_pod_is_told() -> None:
     assert "is Pending: it has the scheduling gate kueue.x-k8s.io/admission" in case.message()
 
 
+def test_a_pod_that_a_webhook_gave_to_a_scheduler_which_says_nothing_is_told() -> None:
+    case = Case(trainingjob(readyTimeout="10m"))
+    case.settle()
+    case.place("n0", "n1")
+    case.settle()
+    case.change("llama-g1-1-0", scheduler="volcano", bound=False)
+    case.later(11)
+    case.settle()
+    told = (
+        "pods wait for another scheduler than kube-scheduler: a webhook has given llama-g1-1-0 the schedulerName "
+        "volcano, which has said nothing of it; have the webhook leave the pods out, or see whether that scheduler runs"
+    )
+    assert case.message(ConditionType.PODS_READY) == told
+    assert case.job.status.queue is not None
+    assert case.job.status.queue.message == told
+    case.change("llama-g1-0-0", ready=True, phase="Running")
+    case.later(600)
+    case.settle()
+    assert "is Pending: a webhook has given it the schedulerName volcano" in case.message()
+
+
+def test_a_pod_that_another_scheduler_has_bound_is_told_as_any_other() -> None:
+    case = Case(trainingjob())
+    case.settle()
+    case.place("n0", "n1")
+    case.settle()
+    case.change("llama-g1-1-0", scheduler="yunikorn", bound=False)
+    case.later(11)
+    case.settle()
+    case.change("llama-g1-1-0", bound=True)
+    case.settle()
+    assert case.message(ConditionType.PODS_READY) == "pods are being made"
+    assert case.job.status.queue is None
+
+
 def test_a_gate_that_is_taken_away_is_no_longer_told() -> None:
     case = Case(trainingjob())
     case.settle()
