@@ -238,6 +238,19 @@ def test_each_alert_fires_when_it_should_and_is_quiet_else(tmp_path: Path) -> No
     assert promtool("test", "rules", "tests.yaml", folder=tmp_path) == ""
 
 
+def test_errors_that_end_by_themselves_call_nobody(tmp_path: Path) -> None:
+    """A job is made anew under its name, and its old pods save for four minutes before they go."""
+    asked = 'count(ALERTS{alertname="MusterOperatorErrors",alertstate="firing"}) > bool 0'
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": "muster_operator_reconcile_errors_total", "values": "0x20 1+2x4 9x60"}],
+        "promql_expr_test": [{"expr": asked, "eval_time": f"{at}m", "exp_samples": []} for at in range(20, 60)],
+    }
+    document = {"rule_files": written(tmp_path), "evaluation_interval": "1m", "tests": [test]}
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(document))
+    assert promtool("test", "rules", "tests.yaml", folder=tmp_path) == ""
+
+
 @pytest.mark.parametrize(("seconds", "score"), [((2, 3), 1.5), ((2, 3, 6), 2.0), ((2,), 1.0)])
 def test_the_slowest_rank_is_held_against_the_middle_one_of_two_against_the_faster(
     tmp_path: Path, seconds: tuple[int, ...], score: float
