@@ -36,6 +36,10 @@ class Nonsense(LauncherError):
     """A launcher's answer is not what the protocol allows."""
 
 
+class UnknownToken(LauncherError):
+    """The launcher has a token of another key than this operator's."""
+
+
 class NotAsked(LauncherError):
     """The request has not left for the launcher, so its silence says nothing."""
 
@@ -193,9 +197,10 @@ class Launchers:
     async def _request(self, launcher: Launcher, method: str, path: str, body: bytes | None) -> bytes:
         code, answer = await self._transport(launcher, method, path, body, job_token(self._key, launcher.job_uid))
         if code == 401:
-            raise LauncherError(
+            raise UnknownToken(
                 f"the launcher of pod {launcher.namespace}/{launcher.pod} does not know this operator's token: "
-                "MUSTER_OPERATOR_TOKEN_KEY has changed since the pod was made; the next placement gets the new one"
+                "MUSTER_OPERATOR_TOKEN_KEY, the chart's tokenKey, has changed since the pod was made; the run goes on, "
+                "tells of no progress until the key is as it was, and its next placement gets the new one"
             )
         if code >= 300:
             raise LauncherError(

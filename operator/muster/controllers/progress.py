@@ -17,7 +17,7 @@ from typing import Final
 from muster.api.names import ConditionType
 from muster.api.placement import Placement
 from muster.api.trainingjob_status import TrainingJobStatus
-from muster.cluster.launchers import Launcher, LauncherError, Launchers, Nonsense, NotAsked
+from muster.cluster.launchers import Launcher, LauncherError, Launchers, Nonsense, NotAsked, UnknownToken
 from muster.cluster.status import is_true
 from muster.cluster.views import PodView
 from muster.controllers import terms, tracking
@@ -163,7 +163,7 @@ class Progress:
         except NotAsked:
             raise
         except LauncherError as error:
-            fresh = isinstance(error, Nonsense) and record.refused != living[0].name
+            fresh = isinstance(error, Nonsense | UnknownToken) and record.refused != living[0].name
             log.log(logging.WARNING if fresh else logging.DEBUG, "%s", error)
             record.refused = living[0].name if fresh else record.refused
             return await self._vouched(record, generation, living)

@@ -131,6 +131,7 @@ class Fleet:
         told: pods that were told who belongs to their gang, as often as they were.
         node_hours: that nodes run between two failures, as the operator knows it.
         rates: what pods were told of that, as often as they were; `too_old` launchers know no such call.
+        strange: the launchers' tokens are of another key than the operator's.
         wrote: what was handed to be written.
     """
 
@@ -138,7 +139,7 @@ class Fleet:
         self.clock, self.dead, self.cut, self.ended = Clock(), set[str](), set[str](), dict[str, float]()
         self._failing = failing
         self.told: list[str] = []
-        self.node_hours, self.too_old = 1000.0, False
+        self.node_hours, self.too_old, self.strange = 1000.0, False, False
         self.rates: list[tuple[str, float]] = []
         self.said: dict[str, Any] = {}
         self.wrote: list[TrainingJobStatus] = []
@@ -215,6 +216,8 @@ class Fleet:
         self, launcher: Launcher, method: str, path: str, body: bytes | None, token: str
     ) -> tuple[int, bytes]:
         node = self._node_of[launcher.pod]
+        if self.strange:
+            return 401, b"wrong token"
         if path == MEMBERSHIP_PATH:
             self.told.append(launcher.pod)
         if path == RELIABILITY_PATH:
@@ -383,6 +386,20 @@ async def test_a_status_that_cannot_be_true_is_not_heeded_and_the_log_says_so_on
     fleet.said = {"restarts": 1}
     await fleet.go_on(30)
     assert record.launcher.restarts == 1
+
+
+async def test_a_token_that_a_launcher_does_not_know_is_told_in_the_log_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nothing else would tell why a gang that trains tells of no progress, or one that starts never runs."""
+    fleet = Fleet(1)
+    fleet.strange = True
+    await fleet.go_on(30)
+    assert [each.message for each in caplog.records if each.levelname == "WARNING"] == [
+        "the launcher of pod research/gang-00000-g1-0-0 does not know this operator's token: "
+        "MUSTER_OPERATOR_TOKEN_KEY, the chart's tokenKey, has changed since the pod was made; the run goes on, "
+        "tells of no progress until the key is as it was, and its next placement gets the new one"
+    ]
 
 
 async def test_progress_brings_the_rate_by_the_prices_that_hold_now() -> None:
