@@ -331,6 +331,9 @@ def test_it_should_set_names_that_hold_two_releases_apart(render: Render) -> Non
         ("nodeHoursBetweenFailures.ondemand=5", '"ondemand" is no kind of capacity: write on-demand, reserved or spot'),
         ("provisioning.nodeSelectors.H100.pool=a", 'nodeSelectors: "H100" is no GPU type with its kind of capacity'),
         ("provisioning.nodeSelectors.H100/ondemand.pool=a", '"H100/ondemand" is no GPU type with its kind of capacity'),
+        ("nodeHoursBetweenFailures.spot=0", "exclusiveMinimum: got 0, want 0"),
+        ("nodeHoursBetweenFailures.spot=many", 'Failures.spot is "many": write hours above 0, like 24 or 10.5'),
+        ("monitoring.rules.thresholds.planSeconds=0.0", 'thresholds.planSeconds is "0.0": write seconds above 0'),
         ("commonLabels.app\\.kubernetes\\.io/part-of=ml", "commonLabels: app.kubernetes.io/part-of is the chart's own"),
         ("podLabels.app\\.kubernetes\\.io/name=x", "podLabels: app.kubernetes.io/name is the chart's own"),
         ("commonLabels.team=a,podLabels.team=b", "podLabels: team stands in commonLabels, too"),
@@ -376,12 +379,20 @@ def test_a_price_may_stand_on_the_command_line(render: Render) -> None:
     assert Settings(prices=json.loads(given)).prices == {"H100/on-demand": 2.5, "H100/spot": 1.0}
 
 
+def test_hours_between_failures_may_stand_on_the_command_line(render: Render) -> None:
+    given = environment(render("nodeHoursBetweenFailures.spot=10.5", "nodeHoursBetweenFailures.on-demand=5000"))
+    assert Settings(node_hours=json.loads(given["MUSTER_OPERATOR_NODE_HOURS"])).node_hours == {
+        "spot": 10.5,
+        "on-demand": 5000.0,
+    }
+
+
 def test_a_threshold_may_stand_on_the_command_line(render: Render) -> None:
-    given = ("utilization=0.25", "idle=0", "failureRate=0.125", "budget=1", "costSpike=2.5")
+    given = ("utilization=0.25", "idle=0", "failureRate=0.125", "budget=1", "costSpike=2.5", "planSeconds=0.75")
     rules = render("monitoring.rules.enabled=true", *(f"monitoring.rules.thresholds.{value}" for value in given))
     alerts = json.dumps(one(rules, "PrometheusRule"))
-    for told in ("0.25", "0.125", "2.5"):
-        assert f" {told}" in alerts
+    for told in (" 0.25", " 0.125", " 2.5", "0.75 or max"):
+        assert told in alerts
 
 
 def test_prices_in_any_region_are_taken_where_the_public_list_is_not_counted_at(render: Render) -> None:
@@ -540,7 +551,17 @@ def test_install_upgrade_and_uninstall(control_plane: ControlPlane, tmp_path: Pa
         plane.kubectl("patch", "trainingqueue", "default", "--type=merge", "-p", '{"spec": {"stopPolicy": "none"}}')
         assert [level["name"] for level in plane.get("topology", "default")["spec"]["levels"]] == levels
 
+        # With another name the token key and the volume of the history would stay behind.
+        renamed = ("upgrade", "muster", str(CHART), "-n", NAMESPACE, "--set", "fullnameOverride=train")
+        assert "keep the key by tokenKey.existingSecret=muster-token-key" in plane.helm(*renamed, check=False).stderr
+        kept = ("--set", "tokenKey.existingSecret=muster-token-key")
         sqlite = ("--set", "history.database=sqlite", "--set", "replicas=1")
+        unkept = plane.helm(*renamed, *kept, *sqlite, check=False)
+        assert "keep the volume by history.sqlite.existingClaim=muster-history" in unkept.stderr
+        plane.helm(*renamed, *kept)
+        assert plane.get("secret", "muster-token-key", "-n", NAMESPACE)["data"]["token-key"] == key
+        plane.helm("upgrade", "muster", str(CHART), "-n", NAMESPACE, "--reset-values", *kept)
+
         plane.helm("upgrade", "muster", str(CHART), "-n", NAMESPACE, *sqlite)
         strategy = plane.get("deployment", "muster", "-n", NAMESPACE)["spec"]["strategy"]
         assert strategy == {"type": "Recreate"}

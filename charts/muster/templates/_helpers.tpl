@@ -102,6 +102,30 @@ the same GPUs away. Kinds that an uninstalled release has left behind are no obs
 {{- end }}
 {{- end }}
 
+{{/*
+Refuses another name for the objects of a release that is there, where what running jobs and the history need would stay
+behind under the old one. Says nothing to `helm template`.
+*/}}
+{{- define "muster.refuseRename" -}}
+{{- $name := include "muster.fullname" . }}
+{{- $values := .Values }}
+{{- $release := .Release.Name }}
+{{- range (lookup "apps/v1" "Deployment" .Release.Namespace "").items }}
+{{- $labels := default dict .metadata.labels }}
+{{- $own := and (eq (get $labels "app.kubernetes.io/part-of") "muster") (eq (get $labels "app.kubernetes.io/instance") $release) }}
+{{- $old := .metadata.name }}
+{{- if and $own (ne $old $name) }}
+{{- $said := printf "nameOverride or fullnameOverride name the objects %q that this release has as %q" $name $old }}
+{{- if not $values.tokenKey.existingSecret }}
+{{- fail (printf "%s: the launchers of running jobs would no longer know the operator, whose token key lies in the Secret %s-token-key: leave the name, or keep the key by tokenKey.existingSecret=%s-token-key" $said $old $old) }}
+{{- end }}
+{{- if and (eq $values.history.database "sqlite") (not $values.history.sqlite.existingClaim) }}
+{{- fail (printf "%s: the history would begin anew on another volume: leave the name, or keep the volume by history.sqlite.existingClaim=%s-history" $said $old) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "muster.historyClaim" -}}
 {{- default (printf "%s-history" (include "muster.fullname" .)) .Values.history.sqlite.existingClaim }}
 {{- end }}

@@ -17,6 +17,7 @@ Values that could not work are refused in a sentence. What the schema says of th
 {{- if not (has $capacity (list "on-demand" "reserved" "spot")) }}
 {{- fail (printf "nodeHoursBetweenFailures: %q is no kind of capacity: write on-demand, reserved or spot" $capacity) }}
 {{- end }}
+{{- include "muster.refuseNotAboveZero" (list (printf "nodeHoursBetweenFailures.%s" $capacity) $hours "hours above 0, like 24 or 10.5") }}
 {{- end }}
 {{- range $flavour, $labels := $values.provisioning.nodeSelectors }}
 {{- if not (regexMatch "^[^/]+/(on-demand|reserved|spot)$" $flavour) }}
@@ -39,8 +40,15 @@ Values that could not work are refused in a sentence. What the schema says of th
 {{- fail (printf "monitoring.rules.thresholds.%s is %q: write a ratio from 0 to 1, like 0.5" $name (toString $value)) }}
 {{- end }}
 {{- end }}
-{{- if not (and (regexMatch "^[0-9]+([.][0-9]+)?$" (toString .costSpike)) (gt (float64 .costSpike) 0.0)) }}
-{{- fail (printf "monitoring.rules.thresholds.costSpike is %q: write a factor above 0, like 1.5" (toString .costSpike)) }}
+{{- include "muster.refuseNotAboveZero" (list "monitoring.rules.thresholds.costSpike" .costSpike "a factor above 0, like 1.5") }}
+{{- include "muster.refuseNotAboveZero" (list "monitoring.rules.thresholds.planSeconds" .planSeconds "seconds above 0, like 2 or 0.5") }}
+{{- end }}
+
+{{/* Of (list NAME VALUE WHAT): a number above 0. */}}
+{{- define "muster.refuseNotAboveZero" -}}
+{{- $value := index . 1 }}
+{{- if not (and (regexMatch "^[0-9]+([.][0-9]+)?([eE][-+]?[0-9]+)?$" (toString $value)) (gt (float64 $value) 0.0)) }}
+{{- fail (printf "%s is %q: write %s" (first .) (toString $value) (last .)) }}
 {{- end }}
 {{- end }}
 
