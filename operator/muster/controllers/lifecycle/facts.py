@@ -8,6 +8,7 @@ once, with the end of the placement.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Final
 
 from pydantic import ValidationError
@@ -28,7 +29,9 @@ def told_by(pods: Iterable[PodView], known: Facts) -> Facts:
     ended = [pod for pod in pods if (pod.phase in TERMINAL or pod.outlived_since) and pod.termination_message]
     found = [(pod, facts) for pod in ended if (facts := exits.decode(pod.termination_message)) is not None]
     steps = [known.step, *(facts.step for _, facts in found)]
-    committed = [known.committed_step, *(facts.committed_step for _, facts in found)]
+    committed = [(known.committed_step, known.committed_by)]
+    committed += [(facts.committed_step, pod.finished) for pod, facts in found]
+    newest = max((step for step, _ in committed if step is not None), default=None)
     spent = [known.spent, *((pod.attempt, facts.spent) for pod, facts in found if pod.index == 0 and facts.spent)]
     of_steps = ((facts.step, facts.loss) for pod, facts in found if pod.index == 0)
     losses = [known.loss, *((step, loss[:32]) for step, loss in of_steps if step is not None and loss)]
@@ -36,10 +39,11 @@ def told_by(pods: Iterable[PodView], known: Facts) -> Facts:
     stopped = [known.stopped, *(facts.message for _, facts in found if facts.cause in _ASKED)]
     return Facts(
         max((step for step in steps if step is not None), default=None),
-        max((step for step in committed if step is not None), default=None),
+        newest,
         max((told for told in spent if told is not None), key=lambda told: told[0], default=None),
         max((told for told in losses if told is not None), default=None),
         max((told for told in unsound if told is not None), key=_unsound_steps, default=None),
+        min((ended_at for step, ended_at in committed if step == newest and ended_at is not None), default=None),
         max(stopped, key=len),
     )
 
@@ -61,7 +65,7 @@ def take_facts(turn: Turn) -> None:
     if facts.step is not None:
         _progress(turn, facts.step, facts.loss)
     if facts.committed_step is not None:
-        _checkpoint(turn, facts.committed_step)
+        _checkpoint(turn, facts.committed_step, facts.committed_by or turn.s.now)
     if facts.spent is not None:
         turn.draft.set(goodput=goodput.told(turn.account(), *facts.spent, turn.s.now))
     if facts.numerics is not None and _unsound_steps(facts.numerics) > _known_unsound(turn):
@@ -120,8 +124,12 @@ def reach(turn: Turn, step: int | None) -> None:
         turn.draft.set(progress=old.model_copy(update={"step": step, "loss": None, "eta": None}))
 
 
-def _checkpoint(turn: Turn, step: int) -> None:
+def _checkpoint(turn: Turn, step: int, by: datetime) -> None:
+    """Committed `by` then at the latest. Nobody may have looked for hours since; a node's clock may be wrong."""
     old, spec = turn.status.checkpoint, turn.s.spec.checkpoint
     if spec is None or (old is not None and old.step >= step):
         return
-    turn.draft.set(checkpoint=CommittedCheckpoint(step=step, uri=spec.uri, committed_at=turn.s.now))
+    placement = turn.status.placement
+    placed_at = placement.placed_at if placement is not None else None
+    moment = min(turn.s.now, max(by, placed_at or by))
+    turn.draft.set(checkpoint=CommittedCheckpoint(step=step, uri=spec.uri, committed_at=moment))

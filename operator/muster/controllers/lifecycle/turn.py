@@ -93,6 +93,8 @@ class Facts:
     """Of index 0: a step and its loss."""
     numerics: Numerics | None = None
     """Of index 0."""
+    committed_by: datetime | None = None
+    """When the first pod ended that knows of the checkpoint of `committed_step`: it is no younger."""
     stopped: str = ""
     """How it went, by a launcher that was asked to stop: the fullest message."""
 

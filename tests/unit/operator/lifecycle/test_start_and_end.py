@@ -234,6 +234,35 @@ def test_what_the_launchers_left_completes_progress_and_checkpoint() -> None:
     assert case.job.status.progress.step == 60
 
 
+@pytest.mark.parametrize(
+    ("ended", "committed"),
+    [
+        (((60, 300), (60, 310)), 300),  # seconds after the start; it was committed before the first of them ended
+        (((40, 300), (60, 310)), 310),
+        (((60, None), (60, None)), 7200),
+        (((60, -900), (60, -900)), 0),  # the node's clock is slow
+        (((60, 9000), (60, 9000)), 7200),  # and here fast
+    ],
+)
+def test_a_checkpoint_of_a_run_that_ended_while_no_operator_looked_is_as_old_as_that(
+    ended: tuple[tuple[int, int | None], ...], committed: int
+) -> None:
+    case = Case(trainingjob(workers=2, checkpoint={"uri": "s3://models/llama"}))
+    case.start()
+    began = case.now
+    assert case.job.status.placement is not None
+    placed = case.job.status.placement.placed_at
+    case.later(7200)
+    for index, (step, at) in enumerate(ended):
+        case.end(index, Cause.SUCCEEDED, 0, step=60, committed_step=step)
+        finished = began + timedelta(seconds=at) if at is not None else None
+        case.change(case.worker(index).name, finished=finished)
+    case.settle()
+    assert case.job.status.checkpoint is not None
+    expected = placed if committed == 0 else began + timedelta(seconds=committed)
+    assert (case.job.status.checkpoint.step, case.job.status.checkpoint.committed_at) == (60, expected)
+
+
 @pytest.mark.parametrize(("left", "loss"), [("2.810783", "2.810783"), ("", None)])
 def test_an_older_steps_loss_does_not_stand_beside_the_last_step(left: str, loss: str | None) -> None:
     case = Case(trainingjob(workers=1))
