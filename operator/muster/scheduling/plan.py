@@ -66,7 +66,7 @@ class MoveReason(str, Enum):
     DEFRAGMENTED = "Defragmented"
     """It moves so that a job fits that fragmentation alone keeps out."""
     QUOTA_LOWERED = "QuotaLowered"
-    """Its queue uses more than it may since a quota was lowered."""
+    """Its queue uses more than it may since a quota was lowered, or a queue was moved or deleted."""
     DRAINED = "QueueDrained"
     """Its queue is drained: by a `stopPolicy`, or because a budget of its month is used up. No preemption."""
 

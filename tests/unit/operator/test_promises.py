@@ -259,6 +259,8 @@ async def test_a_gang_that_is_stopped_for_nobody_queues_again(monkeypatch: pytes
         await running(place, "low")
         await place.until(lambda: place.status("low").get("stop"))
         assert place.status("low")["stop"]["reason"] == "QuotaLowered"
+        told = "its queue uses more than it may since a limit was lowered, or a queue was moved or deleted"
+        await place.until(lambda: any(told in note.message for _, note in place.notes))
         place.gone("low")
         await place.until(lambda: (place.status("low").get("placement") or {}).get("generation") == 2)
         assert place.status("low")["preemptions"] == 1

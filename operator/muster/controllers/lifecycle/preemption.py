@@ -48,7 +48,9 @@ _ALONE: Final = {
     MoveReason.GROWN: "there is idle room: the gang goes on with more workers",
     MoveReason.PROMOTED: "nodes of a kind that the job prefers are free: the gang moves there",
     MoveReason.DEFRAGMENTED: "the gang moves, so that a job fits that only finds its room scattered",
-    MoveReason.QUOTA_LOWERED: "its queue uses more than it may since a limit was lowered",
+    MoveReason.QUOTA_LOWERED: (
+        "its queue uses more than it may since a limit was lowered, or a queue was moved or deleted"
+    ),
     MoveReason.DRAINED: "its queue is drained",
 }
 
