@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 import botocore.exceptions
 
 from muster_protocol.checkpoints.checks import named
+from muster_protocol.checkpoints.pace import Pace
 from muster_protocol.checkpoints.pools import each_in, one_in
 from muster_protocol.checkpoints.s3_client import S3_ERRORS, code_of, endpoint_in_environment, make_client
 from muster_protocol.checkpoints.store import Body, Item, Level, Unfinished
@@ -30,6 +31,8 @@ _PARTS_IN_FLIGHT: Final = 4
 _PARTS_OF_A_SIZE: Final = 1000
 """Then they are twice as large, so that an object of any size that S3 takes has far fewer than 10,000."""
 _BODY_TRIES: Final = 3
+_BODY_PIECE: Final = 1 << 14
+"""Bytes after which it is asked how slowly they came."""
 _BROKEN_BODY: Final = (
     botocore.exceptions.ResponseStreamingError,
     botocore.exceptions.IncompleteReadError,
@@ -226,13 +229,25 @@ class S3Writer:
 
 def fetch(client: Any, asked: dict[str, str], **place: str) -> tuple[str, bytes] | None:
     """ETag and content, or None when there is no such object or range."""
-    return received(client, lambda found: (found["ETag"], found["Body"].read()), **place, **asked)
+    return received(client, lambda found: (found["ETag"], _content(found["Body"])), **place, **asked)
+
+
+def _content(body: Any) -> bytes:
+    pace, pieces = Pace.of_an_object(), []
+    while piece := body.read(_BODY_PIECE):
+        try:
+            pace.count(len(piece))
+        except TimeoutError as error:
+            body.close()
+            raise botocore.exceptions.ResponseStreamingError(error=error) from error
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 def received(client: Any, read: Callable[[dict[str, Any]], T], **asked: str) -> T | None:
     """What `read` makes of GetObject's answer, or None when there is no such object or range.
 
-    A body that breaks off is no concern of botocore's retries any more: it is asked for and read anew.
+    A body that breaks off, or crawls, is no concern of botocore's retries any more: it is asked for and read anew.
     """
     try:
         for _ in range(_BODY_TRIES - 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
 import io
 import socket
@@ -14,11 +15,15 @@ from typing import Any, Final
 from botocore.config import Config
 from botocore.exceptions import IncompleteReadError, ResponseStreamingError
 
+from muster_protocol.checkpoints.pace import Pace
+
 _PIECE: Final = 1 << 20
 """Bytes that one call to the socket takes, whatever the HTTP library asks for: it means to save memory, and 128 KiB at
 a time cost the interpreter more than they save. A connection's time-out counts for each."""
 _READ_BYTES: Final = 1 << 22
 """Small enough for the processor's caches, the last of them: what has come is summed while it is there."""
+_CHUNK: Final = 1 << 16
+"""Bytes of a chunk that are taken at once, at most, for which memory is asked each time."""
 _TIME: Final = struct.Struct("@ll")  # the kernel's timeval
 
 
@@ -66,10 +71,10 @@ def pieces_into(memory: memoryview, body: Any) -> Iterator[memoryview]:
 
     urllib3's `readinto` reads into memory of its own and copies that; the http.client response below it doesn't.
     """
-    answer = body._raw_stream
+    answer, pace = body._raw_stream, Pace.of_an_object()
     at = 0
     try:
-        with _receiver(answer._fp) as receive:
+        with _receiver(answer._fp, pace) as receive:
             while at < len(memory) and (length := receive(memory[at : at + _READ_BYTES])):
                 yield memory[at : at + length]
                 at += length
@@ -83,14 +88,14 @@ def pieces_into(memory: memoryview, body: Any) -> Iterator[memoryview]:
 
 
 @contextmanager
-def _receiver(answer: Any) -> Iterator[Callable[[memoryview], int]]:
+def _receiver(answer: Any, pace: Pace) -> Iterator[Callable[[memoryview], int]]:
     """What fills memory, or as much of it as there is, with the rest of an http.client response.
 
     A plain socket does so in one call, waiting in the kernel; Python asks it anew for each segment that has come.
     """
     connection = _plain_socket(answer)
     if connection is None:
-        yield answer.readinto
+        yield functools.partial(_as_it_comes, answer, pace)
         return
     ahead = len(answer.fp.peek())  # came with the headers; at least a byte, when there is any to come
 
@@ -99,11 +104,30 @@ def _receiver(answer: Any) -> Iterator[Callable[[memoryview], int]]:
         if ahead:
             length = int(answer.fp.readinto1(memory[:ahead]))
             ahead -= length
-            return length
-        return connection.recv_into(memory, 0, socket.MSG_WAITALL)
+        else:
+            length = connection.recv_into(memory, 0, socket.MSG_WAITALL)
+        pace.count(length)
+        return length
 
     with _waiting_in_the_kernel(connection):
         yield receive
+
+
+def _as_it_comes(answer: Any, pace: Pace, memory: memoryview) -> int:
+    """http.client's `readinto`, which would wait until all of it is there, however slowly that comes."""
+    at = 0
+    while at < len(memory) and (length := _some_into(answer, memory[at:])):
+        at += length
+        pace.count(length)
+    return at
+
+
+def _some_into(answer: Any, memory: memoryview) -> int:
+    if not answer.chunked:
+        return int(answer.fp.readinto1(memory))
+    some = answer.read1(min(_CHUNK, len(memory)))
+    memory[: len(some)] = some
+    return len(some)
 
 
 @contextmanager
@@ -138,8 +162,8 @@ def _passed_on(answer: Any) -> Iterator[socket.socket]:
     def pass_on() -> None:
         # what breaks off here ends the connection too early, which whoever reads there tells
         with ours, suppress(OSError, http.client.HTTPException):
-            piece = memoryview(bytearray(_PIECE))
-            while length := answer._fp.readinto(piece):
+            piece, pace = memoryview(bytearray(_PIECE)), Pace.of_an_object()
+            while length := _as_it_comes(answer._fp, pace, piece):
                 ours.sendall(piece[:length])
 
     thread = threading.Thread(target=pass_on, daemon=True, name="muster-chunks")

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from muster_protocol.checkpoints.checks import named
+from muster_protocol.checkpoints.pace import Pace
 from muster_runtime.checkpoint.crc import crc32
 from muster_runtime.checkpoint.frames import receive_frame_and_descriptor, send_frame
 
@@ -38,8 +39,8 @@ def receive(lane: socket.socket, targets: Sequence[memoryview]) -> None:
 
 
 def _filled(connection: socket.socket, ahead: bytearray, targets: Sequence[memoryview]) -> int:
-    """The CRC-32 of what has filled `targets`: first `ahead`, then what comes."""
-    summed, early = 0, memoryview(ahead)
+    """The CRC-32 of what has filled `targets`: first `ahead`, then what comes. OSError where that ends, or crawls."""
+    summed, early, pace = 0, memoryview(ahead), Pace.of_an_object()
     for target in targets:
         for start in range(0, len(target), _PIECE):
             left = target[start : start + _PIECE]
@@ -51,6 +52,7 @@ def _filled(connection: socket.socket, ahead: bytearray, targets: Sequence[memor
                     length = connection.recv_into(left, 0, socket.MSG_WAITALL)
                     if not length:
                         raise ConnectionError("the connection ended before the object did")
+                    pace.count(length)
                 summed = crc32(left[:length], summed)
                 left = left[length:]
     return summed

@@ -22,6 +22,7 @@ from typing import Final
 
 from muster_protocol import env
 from muster_protocol import launcher_api as api
+from muster_protocol.checkpoints.pace import Pace
 from muster_protocol.launcher_status import Kept
 from muster_protocol.messages import Copy, Member, Release
 from muster_runtime.checkpoint import records
@@ -30,7 +31,7 @@ from muster_runtime.checkpoint.niceness import give_way
 from muster_runtime.checkpoint.records import Order
 from muster_runtime.launch import copy_stream
 from muster_runtime.launch.config import Config
-from muster_runtime.launch.copy_stream import CopyError, Pace, Piece
+from muster_runtime.launch.copy_stream import CopyError, Piece
 from muster_runtime.launch.membership import Refused, Roll
 from muster_runtime.launch.rank_memory import RankMemory, agreed, stand
 from muster_runtime.launch.state import State
@@ -206,7 +207,8 @@ class Copies:
                     if number != self._offers:
                         raise CopyError("another was offered after it")
                     self._incoming = connection
-                pieces = copy_stream.receive(connection, self._config.processes, self._room, Pace(_SLOWEST_COPY))
+                pace = Pace(_SLOWEST_COPY, copy_stream.STALL_SECONDS)
+                pieces = copy_stream.receive(connection, self._config.processes, self._room, pace)
                 copy_stream.check(pieces, copy.order)
                 with self._lock:
                     if number != self._offers:
@@ -302,7 +304,7 @@ class Copies:
                 status = copy_stream.ask(connection, self._config.token, api.FETCH_PATH, self._own(order))
                 if status != 101:
                     return f"it answered {status}: {_text(connection)}"
-                pace = Pace(_SLOWEST_FETCH)
+                pace = Pace(_SLOWEST_FETCH, copy_stream.STALL_SECONDS)
                 first = receive_frame(connection, pace.count)
                 if first is None:
                     return "it hung up"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from muster_protocol import launcher_api as api
+from muster_protocol.checkpoints.pace import Pace
 from muster_protocol.messages import Copy
 from muster_protocol.wire import encode
 from muster_runtime.checkpoint import records
@@ -96,8 +97,8 @@ def last_word(connection: socket.socket) -> str:
 def receive(connection: socket.socket, count: int, memory: Mapping[int, int] | int, pace: Pace) -> list[Piece]:
     """The parts of `count` ranks, one after the other in one `memory`; or each where it lay, in the memory of its rank.
 
-    Not summed yet: see `check`. Raises CopyError, also where it comes more slowly than `pace` allows; OSError when the
-    other side is gone.
+    Not summed yet: see `check`. Raises CopyError; OSError when the other side is gone, or it comes more slowly than
+    `pace` allows.
     """
     pieces: list[Piece] = []
     at = 0
@@ -131,22 +132,6 @@ def _receive_into(connection: socket.socket, memory: int, base: int, length: int
                 raise CopyError(f"it was cut off after {base + at} bytes")
             at += got
             pace.count(got)
-
-
-class Pace:
-    """Of what comes, judged every `STALL_SECONDS`: CopyError where that is less than `slowest` bytes a second."""
-
-    def __init__(self, slowest: float) -> None:
-        self._slowest, self._since, self._came = slowest, time.monotonic(), 0
-
-    def count(self, length: int) -> None:
-        self._came += length
-        seconds = time.monotonic() - self._since
-        if seconds < STALL_SECONDS:
-            return
-        if self._came < self._slowest * seconds:
-            raise CopyError(f"only {self._came / 1e6:.1f} MB came in {seconds:.0f} s")
-        self._since, self._came = time.monotonic(), 0
 
 
 def check(pieces: Sequence[Piece], order: tuple[int, ...]) -> None:
