@@ -252,8 +252,8 @@ def _typed_as(loaded: Any, saved: Any, plain: torch.dtype) -> Any:
         return loaded if saved.dtype in (plain, loaded.dtype) else saved.to(loaded.device)
     if isinstance(loaded, dict) and isinstance(saved, dict):
         return {key: _typed_as(value, saved.get(key), plain) for key, value in loaded.items()}
-    if isinstance(loaded, list) and isinstance(saved, list) and len(loaded) == len(saved):
-        return [_typed_as(one, other, plain) for one, other in zip(loaded, saved, strict=True)]
+    if type(loaded) in (list, tuple) and type(saved) is type(loaded) and len(loaded) == len(saved):
+        return type(loaded)(_typed_as(one, other, plain) for one, other in zip(loaded, saved, strict=True))
     return loaded
 
 

@@ -37,11 +37,14 @@ class Own(torch.optim.Optimizer):
                 state = self.state[p]
                 if not state:
                     state.update(
-                        mean=torch.zeros_like(p, dtype=torch.float32), few=torch.zeros(p.shape, dtype=torch.uint8), n=0
+                        mean=torch.zeros_like(p, dtype=torch.float32), few=torch.zeros(p.shape, dtype=torch.uint8), n=0,
+                        pair=(torch.zeros(3, dtype=torch.uint8), [torch.zeros(2, dtype=torch.complex64)])
                     )
                 state["mean"].lerp_(p.grad.float(), 0.1)
                 state["few"] += 1
                 state["n"] += 1
+                state["pair"][0].add_(1)
+                state["pair"][1][0].add_(1j)
                 p.sub_(state["mean"].sign().to(p.dtype), alpha=group["lr"])
 
 KINDS = {
@@ -85,7 +88,7 @@ def train(model, optimizer):
 
 def texts(value):
     if isinstance(value, torch.Tensor):
-        return [str(value.dtype), value.tolist()]
+        return [str(value.dtype), str(value.tolist()) if value.is_complex() else value.tolist()]
     if isinstance(value, dict):
         return {str(key): texts(item) for key, item in value.items()}
     return [texts(item) for item in value] if isinstance(value, (list, tuple)) else repr(value)
