@@ -3,19 +3,21 @@
 In a manifest's `planner`:
 
     {"tensors": {NAME: {"dtype": "float32", "shape": [4, 2],
-                        "chunks": [{"offsets": [0, 0], "sizes": [2, 2], "file": 0, "at": 0, "crc32": "…"}]}},
+                        "chunks": [{"offsets": [0, 0], "sizes": [2, 2], "file": 0, "at": 0, "crc32": "…"}],
+                        "spread": true}},
      "trees":   {OBJECT: TREE},
      "run":     {...}}
 
 `file` is an index into the manifest's `files`, `at` the chunk's first byte there; its length follows from sizes and
-dtype, and all of it lies in that file. Chunks are raw bytes in C order, little-endian.
+dtype, and all of it lies in that file. Chunks are raw bytes in C order, little-endian. `spread` is there where each
+rank held a part, as of a DTensor: of one chunk may be either.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,8 +51,10 @@ def dtype_named(name: str) -> torch.dtype:
     return dtype
 
 
-def tensors_to_json(metadata: Metadata, places: dict[MetadataIndex, Place]) -> dict[str, Any]:
-    """The `tensors` of a manifest; `WithSums` completes them."""
+def tensors_to_json(
+    metadata: Metadata, places: dict[MetadataIndex, Place], spread: Collection[str] = ()
+) -> dict[str, Any]:
+    """The `tensors` of a manifest; `WithSums` completes them. `spread`: their names."""
     tensors: dict[str, Any] = {}
     for name, entry in metadata.state_dict_metadata.items():
         assert isinstance(entry, TensorStorageMetadata), name  # the session puts nothing else into the state
@@ -65,6 +69,8 @@ def tensors_to_json(metadata: Metadata, places: dict[MetadataIndex, Place]) -> d
             "shape": list(entry.size),
             "chunks": chunks,
         }
+        if name in spread:
+            tensors[name]["spread"] = True
     return tensors
 
 

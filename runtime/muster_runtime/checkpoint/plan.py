@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -81,7 +81,8 @@ class Planner:
         cuts = [cut for item in local.items for cut in cut_up(item, piece)]
         self._starts = {cut.index: start for cut, start in cuts}
         local = dataclasses.replace(local, items=[cut for cut, _ in cuts])
-        share, self.tensors = self._gang.share_out(local, lambda plans: _share_out(planner, plans, piece))
+        spread = {name for name, tensor in table.items() if is_spread(tensor)}
+        share, self.tensors = self._gang.share_out(local, lambda plans: _share_out(planner, plans, piece, spread))
         self.share = _laid_out(share, piece)
         self._structure = structure
         return True
@@ -108,7 +109,9 @@ def _replicas(tensor: torch.Tensor, ranks: int) -> int:
     return math.prod(size for size, placement in sizes if placement.is_replicate())
 
 
-def _share_out(planner: DefaultSavePlanner, plans: list[SavePlan], piece: int) -> list[tuple[SavePlan, dict[str, Any]]]:
+def _share_out(
+    planner: DefaultSavePlanner, plans: list[SavePlan], piece: int, spread: Collection[str]
+) -> list[tuple[SavePlan, dict[str, Any]]]:
     """On rank 0: what each rank writes, and for itself the manifest's tensors."""
     shares, metadata = planner.create_global_plan(plans)
     places: dict[MetadataIndex, Place] = {}
@@ -122,7 +125,7 @@ def _share_out(planner: DefaultSavePlanner, plans: list[SavePlan], piece: int) -
             start = share.files[number].start
             places[item.index] = Place(first + number, at - start)
         first += len(share.files)
-    tensors = tensors_to_json(metadata, places)
+    tensors = tensors_to_json(metadata, places, spread)
     return [(plan, tensors if rank == 0 else {}) for rank, plan in enumerate(shares)]
 
 

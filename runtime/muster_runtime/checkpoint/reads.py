@@ -24,12 +24,14 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Saved:
-    """A tensor of a checkpoint: its whole shape, and its chunks as the manifest has them."""
+    """A tensor of a checkpoint: its whole shape, its chunks as the manifest has them, and whether each rank held a part
+    of it. In checkpoints from before that was stored nothing is spread."""
 
     name: str
     dtype: torch.dtype
     shape: torch.Size
     chunks: Sequence[dict[str, Any]]
+    spread: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,10 @@ def saved_tensor(manifest: Manifest, name: str) -> Saved | None:
     """None: the checkpoint has no such tensor. CorruptCheckpointError when the manifest makes no sense."""
     try:
         raw = manifest.planner["tensors"].get(name)
-        return raw and Saved(name, dtype_named(raw["dtype"]), torch.Size(raw["shape"]), raw["chunks"])
+        if not raw:
+            return None
+        dtype, shape = dtype_named(raw["dtype"]), torch.Size(raw["shape"])
+        return Saved(name, dtype, shape, raw["chunks"], bool(raw.get("spread")))
     except (KeyError, TypeError, AttributeError) as error:
         raise _damaged(manifest, error) from error
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from muster_runtime.checkpoint.reader import Reader
 from muster_runtime.checkpoint.reads import Saved
 from muster_runtime.checkpoint.spread import copy_into
-from muster_runtime.checkpoint.tree import TensorTable, join, split
+from muster_runtime.checkpoint.tree import TensorTable, is_spread, join, split
 from muster_runtime.data.foreign import is_foreign, unpack
 from muster_runtime.errors import StateError
 from muster_runtime.parallel.wrap import unwrap
@@ -45,6 +45,12 @@ class Restoration:
         self.table: TensorTable = {}
         self._states: list[tuple[Tracked, Any]] = []
         self._copies: list[tuple[torch.Tensor, str]] = []
+        self._names = {
+            id(parameter): f"{tracked.name}.{name}"
+            for tracked in objects
+            if isinstance(tracked.thing, nn.Module)
+            for name, parameter in unwrap(tracked.thing).named_parameters()
+        }
         missing = [tracked for tracked in objects if tracked.name not in trees]
         if missing:
             names = ", ".join(repr(tracked.name) for tracked in missing)
@@ -106,6 +112,8 @@ class Restoration:
     def _fresh(self, name: str, present: torch.Tensor | None, parameter: torch.Tensor | None) -> torch.Tensor:
         if name not in self.table:
             saved = self._saved(name)
+            if parameter is not None and self._is_apart(saved, parameter):
+                parameter = None
             like = next((t for t in (present, parameter) if t is not None and t.shape == saved.shape), None)
             dtype = saved.dtype
             if like is not None:
@@ -113,6 +121,13 @@ class Restoration:
             else:
                 self.table[name] = torch.empty(saved.shape, dtype=dtype, device="cpu")
         return self.table[name]
+
+    def _is_apart(self, saved: Saved, parameter: torch.Tensor) -> bool:
+        """Of an optimizer's state: whether it was whole on every rank beside the parameter's shards, and so it is to be
+        again, though it is of the same shape: one number beside a parameter of one."""
+        name = self._names.get(id(parameter))
+        of = None if name is None or not is_spread(parameter) else self._reader.saved(name)
+        return of is not None and of.spread and not saved.spread
 
     def _saved(self, name: str) -> Saved:
         entry = self._reader.saved(name)
@@ -163,14 +178,8 @@ class Restoration:
 
     def _types_of_parameters(self) -> dict[int, torch.dtype]:
         """By the parameter's id: its type in the checkpoint."""
-        found = {}
-        for tracked, _ in self._states:
-            if isinstance(tracked.thing, nn.Module):
-                for name, parameter in unwrap(tracked.thing).named_parameters():
-                    entry = self._reader.saved(f"{tracked.name}.{name}")
-                    if entry is not None:
-                        found[id(parameter)] = entry.dtype
-        return found
+        found = {parameter: self._reader.saved(name) for parameter, name in self._names.items()}
+        return {parameter: entry.dtype for parameter, entry in found.items() if entry is not None}
 
 
 def _paths_of_reshaped(tracked: Tracked) -> set[str]:

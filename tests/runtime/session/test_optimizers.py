@@ -387,3 +387,62 @@ def test_a_scheduler_that_holds_a_function_goes_on_with_it(tmp_path: Path) -> No
     found = whole_and_cut(SCHEDULED, tmp_path, "FOUND")
     assert found[0]
     assert found[2] == found[0]
+
+
+ONE_NUMBER = """
+import os
+import torch
+from torch import nn
+import muster_runtime as muster
+
+class Scaled(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            if not state:
+                state.update(mean=torch.zeros_like(p), largest=torch.zeros(1))
+            state["mean"].lerp_(p.grad, 0.5)
+            state["largest"].clamp_(min=float(p.grad.full_tensor().abs().max()))
+            p.sub_(state["mean"] / state["largest"].item())
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line, self.scale = nn.Linear(4, 4), nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return self.line(x) * self.scale
+
+session = muster.start()
+model = session.wrap(Net())
+optimizer = Scaled(model.parameters())
+session.track(model=model, optimizer=optimizer)
+for step in session.steps(4):
+    loss = model(torch.ones(2, 4)).square().sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print("HAD", step, [p.full_tensor().tolist() for p in model.parameters()])
+    if step == 1 and "CUT" in os.environ:
+        session.run.stopping.signal()
+print("HAD", [[type(value).__name__ for value in state.values()] for state in optimizer.state.values()])
+"""
+
+
+@SHARDS
+def test_a_number_beside_a_sharded_parameter_of_one_stays_whole_on_each_rank(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ONE_NUMBER)
+    had = []
+    for name, code, more in (("whole", 0, {}), ("cut", 75, {"CUT": "1"}), ("cut", 0, {})):
+        place = {"MUSTER_STRATEGY": "fsdp", "MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/{name}"}
+        result = run_gang(script, tmp_path, 2, {**place, **more})
+        assert result.codes == [code] * 2, result.output
+        had.append([re.findall(r"^HAD .*$", output, re.MULTILINE) for output in result.outputs])
+    whole, _, resumed = had
+    assert resumed == [each[2:] for each in whole]
+    assert resumed[1][-1] == f"HAD {[['DTensor', 'Tensor']] * 3}"
