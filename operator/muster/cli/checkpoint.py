@@ -233,7 +233,7 @@ def prune(
         int | None, typer.Option(help="Keep the first of each span of so many hours.", min=1, show_default=False)
     ] = None,
     best: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(metavar="METRIC[:min|max[:COUNT]]", help="Keep the best by a metric.", show_default=False),
     ] = None,
     price: Annotated[
@@ -264,9 +264,11 @@ def prune(
     """
     if dry_run and yes:
         fail("--dry-run and --yes contradict each other; give one of them")
+    if best is not None and len(best) > 1:  # only the last would count, and what is the best by the others would go
+        fail(f"a prune has one --best, not {len(best)}; keep the best by {best[0]} by a tag: muster checkpoint keep")
     with explained():
         rules = Retention(
-            last, every, every_hours * 3600 if every_hours else None, None if best is None else parse_best(best)
+            last, every, every_hours * 3600 if every_hours else None, parse_best(best[0]) if best else None
         )
         with of_run(uri, endpoint) as store:
             inventory = take(store)

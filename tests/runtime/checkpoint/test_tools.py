@@ -393,6 +393,8 @@ def test_prune_says_what_would_go_and_does_it_with_yes(made: MadeRun, uri: str) 
     assert "contradict" in muster("prune", uri, "--yes", "--dry-run", code=2)
     misspelled = muster("prune", uri, "--best", "lose", "--yes", code=2)
     assert "has a metric 'lose'; they have loss" in misspelled
+    twice = muster("prune", uri, "--best", "loss:max", "--best", "loss:min", "--yes", code=2)
+    assert "one --best, not 2; keep the best by loss:max by a tag" in twice
     assert len(json.loads(muster("ls", uri, "-o", "json"))) == 5
 
 
