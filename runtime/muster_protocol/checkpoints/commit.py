@@ -144,22 +144,27 @@ def commit(
             break
         # a write of ours that looked lost has arrived late; nobody else holds our epoch
         held = dataclasses.replace(found, tried=held.tried)
-    if found is not None and _is_tool(held.latest):
+    if found is None:
+        raise StaleEpochError(
+            f"{store.uri}/{LATEST_KEY} is gone: somebody has deleted it, or a rule of the bucket for old objects, so "
+            f"the checkpoint of step {step} was not committed. If other checkpoints are left there, put it back"
+        )
+    if _is_tool(held.latest):
         raise StaleEpochError(
             f"{store.uri} was claimed by {claimant(found.latest)} while {held.latest.owner} wrote there, so nothing of "
             "that was committed; see what is there by `muster checkpoint ls`, or choose another prefix"
         )
-    if found is not None and _taken(held, found):
+    if _taken(held, found):
         raise _conflict(store, held, found, f"so the checkpoint of step {step} was not committed")
-    if found is not None and _is_tool(found.latest):
+    if _is_tool(found.latest):
         raise StaleEpochError(
             f"{store.uri} was claimed by {found.latest.owner}, which was told that nobody trains into it any more, so "
             f"the checkpoint of step {step} was not committed. Another start goes on from the last one that was"
         )
-    now = f"epoch {found.latest.epoch} of {found.latest.owner!r}" if found else "gone"
     raise StaleEpochError(
-        f"{store.uri}/{LATEST_KEY} is now {now}, this gang holds epoch {held.latest.epoch}: another gang has taken "
-        f"over, so the checkpoint of step {step} was not committed. Two jobs may not share a checkpoint.uri"
+        f"{store.uri}/{LATEST_KEY} is now epoch {found.latest.epoch} of {found.latest.owner!r}, this gang holds epoch "
+        f"{held.latest.epoch}: another gang has taken over, so the checkpoint of step {step} was not committed. Two "
+        "jobs may not share a checkpoint.uri"
     )
 
 

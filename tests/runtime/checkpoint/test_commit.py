@@ -88,6 +88,14 @@ def test_a_gang_that_lives_does_not_take_the_run_back_from_another_job(store: St
     assert claim_epoch(store, "a").latest.epoch == 4, "a new gang may: the other will find itself in conflict"
 
 
+def test_a_latest_that_was_deleted_is_not_told_as_another_gangs(store: Store) -> None:
+    claim = save(store, claim_epoch(store, "job"), 1)
+    store.delete(["LATEST"])
+    with pytest.raises(StaleEpochError, match=r"LATEST is gone: somebody has deleted it, .* step 2 was not committed"):
+        save(store, claim, 2)
+    assert store.get("LATEST") is None
+
+
 def test_a_damaged_latest_is_no_fresh_start(store: Store) -> None:
     store.put("LATEST", b"{")
     with pytest.raises(CorruptCheckpointError, match="LATEST is damaged"):
