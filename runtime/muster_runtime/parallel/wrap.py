@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
@@ -75,6 +76,11 @@ def _refuse(model: nn.Module, where: str) -> None:
     before = wrapped_at(model)
     if before:
         raise UsageError(f"{where}: this model was wrapped at {before} already; remove one of the two lines")
+    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        raise UsageError(
+            f"{where}: the model is sharded already (by fully_shard or parallelize_module, say); remove that line and "
+            "let the job's strategy do it, or leave session.wrap out and track the model as it is"
+        )
     parameters = {id(parameter) for parameter in model.parameters()}
     for optimizer in living_optimizers():
         if any(id(parameter) in parameters for group in optimizer.param_groups for parameter in group["params"]):

@@ -80,6 +80,13 @@ CASES = {
         "model = session.wrap(net)  # first\nagain = session.wrap(model)  # here\n",
         r"script.py:{here}: (this model was wrapped at .*script.py:{first} already|.*remove that line)",
     ),
+    "the user's own shards": (
+        "from torch.distributed.tensor import init_device_mesh\n"
+        "from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module\n"
+        "parallelize_module(net, init_device_mesh('cpu', (2,)), ColwiseParallel())\n"
+        "model = session.wrap(net)  # here\n",
+        r"UsageError: .*script.py:{here}: the model is sharded already .*remove that line .*or leave session.wrap out",
+    ),
     "the user's own DDP inside": (
         "import torch.distributed as dist\nmodel = session.wrap(DistributedDataParallel(net))  # here\n",
         r"script.py:{here}: the model is already in DistributedDataParallel; remove that line",
