@@ -306,3 +306,48 @@ def test_a_cache_that_no_state_has_may_differ_from_rank_to_rank(tmp_path: Path) 
     result = run_gang(script, tmp_path, 2, {**environment, "MUSTER_CHECKPOINT_EVERY_STEPS": "2"}).check()
     assert "FOUND 0 12 1.0 4.0" in result.outputs[0]
     assert "FOUND 1 9 101.0 4.0" in result.outputs[1], "the count is stored, so it is rank 0's"
+
+
+OWN_MESH = """
+import json, os
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+import muster_runtime as muster
+
+session = muster.start()
+model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3), nn.LayerNorm(3))
+mesh = init_device_mesh("cpu", tuple(json.loads(os.environ["MESH"])), mesh_dim_names=("data", "tensor"))
+parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+fully_shard(model, mesh=mesh["data"])
+optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+session.track(model=model, optimizer=optimizer)
+for step in session.steps(4):
+    states = [each["exp_avg"] for each in optimizer.state.values()]
+    print("HAD", step, [each.full_tensor().tolist() for each in (*model.parameters(), *states)], flush=True)
+    model(torch.ones(2, 5) + step).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 1 and "CUT" in os.environ:
+        session.run.stopping.signal()
+"""
+
+
+@SHARDS
+@pytest.mark.parametrize("after", [[2, 2], [2, 1], [1, 2]])
+def test_shards_of_a_scripts_own_come_back_on_another_mesh(tmp_path: Path, after: list[int]) -> None:
+    """Of two dimensions, and not wrapped."""
+    script = tmp_path / "script.py"
+    script.write_text(OWN_MESH)
+    had = []
+    for name, code, mesh, more in (("whole", 0, [2, 2], {}), ("cut", 75, [2, 2], {"CUT": "1"}), ("cut", 0, after, {})):
+        environment = {"MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/{name}", "MESH": json.dumps(mesh), **more}
+        ranks = mesh[0] * mesh[1]
+        result = run_gang(script, tmp_path, ranks, environment)
+        assert result.codes == [code] * ranks, result.output
+        had.append(re.findall(r"^HAD .*$", result.outputs[-1], re.MULTILINE))
+    whole, _, resumed = had
+    assert resumed[0] == whole[2]
+    assert len(resumed) == 2
