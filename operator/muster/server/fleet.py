@@ -13,6 +13,7 @@ from muster.cluster.jobs import LevelInput
 from muster.cluster.snapshot import TERMINAL
 from muster.cluster.views import NodeView, PodView
 from muster.server.models import LevelRoom, NodeCounts, Pool
+from muster.sizing import slices
 
 UNKNOWN: Final = "unknown"
 """GPU type of a node that has GPUs and no label that names them."""
@@ -44,18 +45,25 @@ def counts(nodes: Sequence[NodeView]) -> NodeCounts:
 
 
 def pools(nodes: Iterable[NodeView], pods: Iterable[PodView] | None, levels: Sequence[LevelInput]) -> list[Pool]:
-    """By GPU type and kind of capacity. Without `pods` what is used and free stays untold."""
-    used: dict[str, int] = defaultdict(int)
+    """By GPU type and kind of capacity; slices of a node's GPUs by their own type. Without `pods` what is used and free
+    stays untold."""
+    used: dict[tuple[str, str], int] = defaultdict(int)
     for pod in pods or ():
         if pod.node and pod.phase not in TERMINAL:
-            used[pod.node] += dict(pod.requests).get(GPU_RESOURCE, 0)
+            for resource, amount in pod.requests:
+                used[pod.node, resource] += amount
     found: dict[tuple[str, str], list[_Node]] = defaultdict(list)
     for node in nodes:
-        total = dict(node.allocatable).get(GPU_RESOURCE, 0)
-        if total:
-            kind = gpu_type_of(node.labels) or UNKNOWN, capacity_of(node.labels)
-            found[kind].append(_Node(node, total, used[node.name]))
+        for resource, total in node.allocatable:
+            kind = _type_of(resource, gpu_type_of(node.labels))
+            if kind and total:
+                found[kind, capacity_of(node.labels)].append(_Node(node, total, used[node.name, resource]))
     return [_pool(*kind, members, levels, told=pods is not None) for kind, members in sorted(found.items())]
+
+
+def _type_of(resource: str, gpu_type: str) -> str:
+    """Of the devices that a resource of such a node stands for; "" for one that is no GPU."""
+    return gpu_type or UNKNOWN if resource == GPU_RESOURCE else slices.sliced(resource, gpu_type)
 
 
 def _pool(gpu_type: str, capacity: str, nodes: list[_Node], levels: Sequence[LevelInput], *, told: bool) -> Pool:

@@ -249,7 +249,7 @@ class LevelRoom(Answer):
 
 
 class Pool(Answer):
-    """The GPUs of one type on one kind of capacity. Total = used + free + unavailable."""
+    """The GPUs of one type, or slices of a type, on one kind of capacity. Total = used + free + unavailable."""
 
     gpu_type: str
     capacity: str

@@ -19,15 +19,16 @@ from .samples import Cluster, Object, World, client, everything, job
 pytestmark = pytest.mark.unit
 
 PATH = "/apis/muster.dev/v1alpha1/namespaces/vision/trainingjobs/a"
+WHOLE = {"nvidia.com/gpu": "8"}
 
 
-def node(name: str, rack: str, **spec: Any) -> NodeView:
+def node(name: str, rack: str, devices: Mapping[str, str] = WHOLE, **spec: Any) -> NodeView:
     return NodeView.from_raw(
         {
             "metadata": {"name": name, "labels": {"rack": rack, "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}},
             "spec": spec,
             "status": {
-                "allocatable": {"nvidia.com/gpu": "8"},
+                "allocatable": dict(devices),
                 "conditions": [{"type": "Ready", "status": "True"}],
             },
         }
@@ -45,8 +46,8 @@ def worker(index: int, *, node: str = "", name: str = "") -> Object:
     }
 
 
-def pod(name: str, where: str, gpus: int, phase: str = "Running") -> PodView:
-    resources = {"requests": {"nvidia.com/gpu": str(gpus)}, "limits": {"nvidia.com/gpu": str(gpus)}}
+def pod(name: str, where: str, gpus: int, phase: str = "Running", *, device: str = "nvidia.com/gpu") -> PodView:
+    resources = {"requests": {device: str(gpus)}, "limits": {device: str(gpus)}}
     return PodView.from_raw(
         {
             "metadata": {"name": name, "namespace": "n", "uid": name},
@@ -237,6 +238,20 @@ async def test_the_fleet_adds_up_by_type_and_level() -> None:
     (rack,) = pool.levels
     assert (rack.domains, rack.largest_domain, rack.largest_free) == (3, "b", 8)
     assert found.nodes.model_dump() == {"total": 5, "not_ready": 0, "cordoned": 1, "quarantined": 1}
+
+
+async def test_slices_of_a_nodes_gpus_are_pools_of_their_own() -> None:
+    small, large = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
+    nodes = [node("a1", "a", {small: "7", large: "4", "nvidia.com/gpu": "2"}), node("a2", "a")]
+    pods = [pod("p", "a1", 3, device=small), pod("q", "a1", 1), pod("r", "a2", 8)]
+    async with client(everything(), world=World(held_nodes=nodes, held_pods=pods)) as http:
+        found = Fleet.model_validate((await http.get("/v1/fleet")).json())
+    assert {pool.gpu_type: (pool.nodes, pool.total, pool.used, pool.free) for pool in found.pools} == {
+        "H100": (2, 10, 9, 1),
+        "H100-MIG-1g.10gb": (1, 7, 3, 4),
+        "H100-MIG-3g.40gb": (1, 4, 0, 4),
+    }
+    assert found.nodes.total == 2
 
 
 async def test_without_the_right_to_list_pods_the_fleet_does_not_tell_what_is_used() -> None:
