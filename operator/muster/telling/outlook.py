@@ -84,7 +84,7 @@ def follows(scene: Scene) -> str:
         return f"{asked}; it starts when they have joined, and may start before where room comes free"
     if hinders(reason):
         changes = "what stands under Why has changed"
-        looks = f"Muster looks again by itself{'' if later else ', and then the job queues'}"
+        looks = f"Muster looks again by itself{'' if later else ', and then the job has its turn'}"
         return f"{later}, unless {changes} before; {looks}" if later else f"nothing, until {changes}; {looks}"
     if unplanned(status):
         return "Muster tells what it waits for"
@@ -204,6 +204,8 @@ def advice(scene: Scene) -> Iterator[str]:
         yield from (change.text for change in place.changes)
     elif status.phase is Phase.QUEUED:
         yield f"see who holds the queue's quota and who is ahead:  muster jobs --queue {job.spec.queue}"
+        if place is not None and place.reason == WaitReason.QUOTA_EXCEEDED.value:
+            yield "see which queues use what they share with it, and have borrowed of it:  muster queues"
         yield from (change.text for change in place.changes) if place is not None else ()
     elif status.phase is not None and status.phase is not Phase.SUCCEEDED:
         if status.phase is Phase.STARTING and place is not None and keeps_pods(place.reason):

@@ -881,6 +881,18 @@ def test_a_job_whose_turn_cannot_come_is_not_told_to_wait(reason: str, helps: st
     assert "muster jobs --queue" not in told
 
 
+def test_who_waits_for_quota_is_told_where_those_stand_who_share_it() -> None:
+    """Who has borrowed it is of another queue, and not among the jobs of this one."""
+    waiting = {
+        reason: list(advice(Scene(job(phase="Queued", queue={"reason": reason, "message": "why"}), (), (), NOW)))
+        for reason in ("QuotaExceeded", "InsufficientCapacity")
+    }
+    first, second = waiting["QuotaExceeded"]
+    assert first.endswith("muster jobs --queue vision")
+    assert second.endswith("muster queues")
+    assert waiting["InsufficientCapacity"] == [first]
+
+
 @pytest.mark.parametrize("reason", ["NoEligibleNodes", "ExceedsCluster", "InsufficientCapacity"])
 def test_a_job_that_stays_away_from_nodes_is_told_when_it_takes_them_again(reason: str) -> None:
     away = [{"node": name, "until": "2026-01-02T03:09:05Z", "reason": "r"} for name in ("a", "b")]
