@@ -56,7 +56,7 @@ PARTS: Final = {
     "data_wait": "waiting for data",
     "checkpoint": "standing still for saves",
     "starting": "starting, up to the first step",
-    "restoring": "restoring a checkpoint",
+    "restoring": "looking for a checkpoint, restoring it",
     "recomputing": "computing lost steps again",
     "queued": "waiting in the queue, or for a back-off",
     "hung": "hung",
@@ -312,8 +312,8 @@ def _remembered(scene: Scene) -> Iterator[_Line]:
     for condition in status.conditions:
         if not _said_otherwise(scene, condition):
             # Why it is False becomes another without a change of it, and nobody keeps what it was then.
-            why = ": " if condition.status == "True" else ", now for "
-            told = f"{condition.type} is {condition.status}{why}{condition.reason}"
+            why = condition.reason if condition.status == "True" else f"its reason now is {condition.reason}"
+            told = f"{condition.type} is {condition.status}: {why}"
             yield _Line(condition.last_transition_time, "Condition", told)
 
 

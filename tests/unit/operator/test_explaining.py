@@ -227,7 +227,7 @@ def test_it_is_told_where_the_time_went() -> None:
         "6m 2.5% waiting for data",
         "4m 1.7% standing still for saves",
         "10m 4.2% starting, up to the first step",
-        "1m 0.4% restoring a checkpoint",
+        "1m 0.4% looking for a checkpoint, restoring it",
         "14m 5.8% computing lost steps again",
         "24m 10.0% waiting in the queue, or for a back-off",
         "1m 0.4% hung",
@@ -294,7 +294,7 @@ def test_a_condition_that_another_line_tells_of_is_not_told_again() -> None:
     told = event("Restarting", "a pod was evicted; the gang starts again", 50)
     assert what_happened(shown(job(phase="Restarting", conditions=waits), told)) == [
         "Restarting a pod was evicted; the gang starts again",
-        "Condition Admitted is False, now for Restarting",
+        "Condition Admitted is False: its reason now is Restarting",
     ], "another restart, by their times"
     close = {**told, "lastTimestamp": "2026-01-02T03:00:11Z"}
     assert what_happened(shown(job(phase="Restarting", conditions=waits), close)) == [
