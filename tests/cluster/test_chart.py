@@ -107,7 +107,8 @@ def test_it_should_set_thresholds_and_runbooks_in_alerts(render: Render) -> None
     values = ("monitoring.rules.enabled=true", "monitoring.rules.thresholds.queueWaitSeconds=7200")
     groups = one(render(*values, "monitoring.rules.runbookUrl=https://x/"), "PrometheusRule")["spec"]["groups"]
     alerts = {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
-    assert alerts["MusterQueueWaitLong"]["expr"].strip() == "muster_queue_oldest_wait_seconds > 7200"
+    waits = "max by (cluster, queue) (muster_queue_oldest_wait_seconds)"
+    assert alerts["MusterQueueWaitLong"]["expr"].strip() == f"{waits} > 7200"
     assert alerts["MusterGPUXid"]["annotations"]["runbook_url"] == "https://x/MusterGPUXid.md"
     assert "@" not in str(groups)
 
