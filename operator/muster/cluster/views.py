@@ -26,8 +26,8 @@ from muster_protocol import env
 Object = Mapping[str, Any]
 
 _MIRROR: Final = "kubernetes.io/config.mirror"
-_DEFAULT_SCHEDULER: Final = "default-scheduler"
 """Annotation of the API server's copy of a pod that a node's kubelet runs from a file."""
+_DEFAULT_SCHEDULER: Final = "default-scheduler"
 
 _LONG_AGO: Final = datetime.fromtimestamp(0, timezone.utc)
 
@@ -117,6 +117,11 @@ class PodView:
     ended: str = ""
     gates: tuple[str, ...] = ()
     scheduler: str = ""
+
+    @property
+    def silent_scheduler(self) -> str:
+        """The other scheduler that it waits for, and which has said nothing of it; or ""."""
+        return "" if self.bound or self.unschedulable else self.scheduler
 
     @property
     def key(self) -> str:

@@ -198,7 +198,7 @@ def _gated(turn: Turn) -> str:
 
 def _elsewhere(turn: Turn) -> str:
     """Muster's pods are kube-scheduler's, but a webhook may hand them to another, as Volcano's and YuniKorn's do."""
-    waiting = [pod for pod in turn.by_index().values() if pod.scheduler and not pod.bound and not pod.unschedulable]
+    waiting = [pod for pod in turn.by_index().values() if pod.silent_scheduler]
     pod = min(waiting, key=lambda pod: pod.index, default=None)
     if pod is None:
         return ""

@@ -130,7 +130,7 @@ def _first_unready(turn: Turn) -> str:
             waiting = "; ".join(f"{item.reason} {item.message}".strip() for item in pod.waiting) or pod.unschedulable
             if pod.gates:
                 waiting = f"it has the scheduling gate {', '.join(pod.gates)}"
-            elif pod.scheduler and not pod.bound and not waiting:
+            elif pod.silent_scheduler and not waiting:
                 waiting = f"a webhook has given it the schedulerName {pod.scheduler}, which has said nothing of it"
             if heard is not None and heard.pod == pod.name:
                 waiting = f"{heard.reason} {heard.message}".strip()
