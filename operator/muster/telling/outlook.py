@@ -189,8 +189,7 @@ def advice(scene: Scene) -> Iterator[str]:
     elif status.phase is Phase.SUSPENDED:
         if reason_of(status, ConditionType.SUSPENDED) == Reason.GPUS_IDLE.value:
             yield f"mend what keeps its GPUs idle:  kubectl edit tj {named}  or, to go on as it is:"
-            yield f"""kubectl patch tj {named} --type=merge -p '{{"spec": {{"suspend": true}}}}'  and then"""
-        yield f"""kubectl patch tj {named} --type=merge -p '{{"spec": {{"suspend": false}}}}'"""
+        yield f"muster resume {named}"
     elif status.phase is Phase.QUEUED and place is not None and _stays_away(scene):
         yield f"to have it tried at once where it could not start:  {_anew(named)}"
         yield from (change.text for change in place.changes)
@@ -272,8 +271,7 @@ def _patch(named: str, field: str, value: str | dict[str, str]) -> str:
 
 def _anew(named: str) -> str:
     """The commands that suspend a job and resume it."""
-    patch = f"""kubectl patch tj {named} --type=merge -p '{{"spec": {{"suspend": """
-    return f"{patch}true}}}}'  and then  {patch}false}}}}'"
+    return f"muster suspend {named}  and then  muster resume {named}"
 
 
 def _stays_away(scene: Scene) -> float:

@@ -431,16 +431,14 @@ def test_every_phase_says_what_follows(status: dict[str, Any], told: str) -> Non
 def test_who_is_kept_from_starting_is_told_to_mend_that(phase: str, where: str) -> None:
     told = [" ".join(line.split()) for line in advice(Scene(job(phase=phase, queue=REFUSED), (), (), NOW))]
     assert told[0] == f"mend what stands under Why, {where}: kubectl edit tj train -n research"
-    assert any(line.startswith("suspend and resume it: kubectl patch") for line in told) == (phase == "Starting")
+    assert any(line.startswith("suspend and resume it: muster suspend") for line in told) == (phase == "Starting")
 
 
 def test_who_is_tried_again_later_is_told_how_to_have_it_tried_at_once() -> None:
     def told(moment: str) -> str:
         return " ".join(advice(Scene(job(phase="Queued", queue=REFUSED, notBefore=moment), (), (), NOW)))
 
-    assert "once that is done, have it tried at once:  kubectl patch tj train -n research" in told(
-        "2026-01-02T03:05:05Z"
-    )
+    assert "once that is done, have it tried at once:  muster suspend train -n research" in told("2026-01-02T03:05:05Z")
     assert "at once" not in told("2026-01-02T03:03:05Z")
 
 
@@ -509,11 +507,8 @@ def test_a_gang_whose_storage_fails_says_what_failed_and_where_to_mend_it(secret
         "endpoint" in secret
     )
     assert not any("new pods" in each for each in ended), "it has none any more"
-    patch = "kubectl patch tj train -n research --type=merge -p"
-    assert again == (
-        f"""new keys and settings reach new pods alone:  {patch} '{{"spec": {{"suspend": true}}}}'  """
-        f"""and then  {patch} '{{"spec": {{"suspend": false}}}}'"""
-    )
+    anew = "muster suspend train -n research  and then  muster resume train -n research"
+    assert again == f"new keys and settings reach new pods alone:  {anew}"
     told = {"reason": "StorageError", "message": "403 AccessDenied"}
     scene = Scene(job(checkpoint, phase="Starting", conditions=[failed], queue=told), (), (), NOW)
     assert not any("403 AccessDenied" in each for each in advice(scene)), "it stands under Why"
@@ -681,10 +676,9 @@ async def test_a_job_is_explained_with_those_of_its_queues_that_can_be_read(
 
 
 def test_one_whose_gpus_were_idle_is_shown_both_ways_on() -> None:
-    told = "\n".join(advice(Scene(job(phase="Suspended", conditions=[SUSPENDED_IDLE]), (), (), NOW)))
-    assert "kubectl edit tj" in told
-    assert '{"suspend": true}' in told
-    assert '{"suspend": false}' in told
+    mending, going_on, *_ = advice(Scene(job(phase="Suspended", conditions=[SUSPENDED_IDLE]), (), (), NOW))
+    assert "kubectl edit tj" in mending
+    assert going_on == "muster resume train -n research", "it suspends first where the spec does not say so"
 
 
 def test_idle_gpus_of_a_gang_that_runs_are_told() -> None:
@@ -903,7 +897,7 @@ def test_a_job_that_stays_away_from_nodes_is_told_when_it_takes_them_again(reaso
     scene = Scene(job(avoided=away, **waits), (), (), NOW)
     assert follows(scene).startswith("in 2m it may take a node again that it stays away from")
     assert next(iter(advice(scene))).startswith(
-        "to have it tried at once where it could not start:  kubectl patch tj train"
+        "to have it tried at once where it could not start:  muster suspend train -n research"
     )
     past = Scene(job(**{**waits, "queue": {**place, "retryAt": "2026-01-02T03:00:05Z"}}), (), (), NOW)
     assert "stays away" not in follows(past)
@@ -1012,7 +1006,7 @@ def test_whoever_has_room_to_grow_into_is_told_how_to_grow_now(reason: str) -> N
     running = job({"workers": {"replicas": 4, "min": 2}}, phase="Running", placement=PLACED, growth=growth)
     told = [line for line in advice(Scene(running, (), (), NOW)) if line.startswith("to have it grow now")]
     assert len(told) == (reason != "InsufficientCapacity")
-    assert all("kubectl patch tj train -n research" in line for line in told)
+    assert all("muster suspend train -n research" in line for line in told)
 
 
 def test_what_a_job_does_without_an_operator_is_not_told_as_if_one_led() -> None:
