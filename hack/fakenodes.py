@@ -141,11 +141,6 @@ class FakeNodes:
         """Turn the pod away as kubelet's admission does."""
         await self._status(pod, {"phase": "Failed", "reason": reason, "message": message})
 
-    async def wait_image(self, pod: Object, reason: str, message: str) -> None:
-        """The pod can't start its main container."""
-        waiting = {"waiting": {"reason": reason, "message": message}}
-        await self._status(pod, {"phase": "Pending", "containerStatuses": [_container(pod, waiting)]})
-
     def _on_pod(self, pod: Object | None) -> None:
         if pod is None:
             return

@@ -11,8 +11,6 @@ from hack.chaos.victim import Hit, Victim, VoidRun, name_of, node_of, rank_of
 from hack.cluster import processes, state
 from hack.demo.kube import Json
 
-REPLACED_S = 150.0
-
 
 def node_dead(index: int | None) -> Callable[[Victim], Hit]:
     """A power cut of the node of that worker, or of any: its processes die and its network is gone. It comes back after
