@@ -41,6 +41,7 @@ from muster.controllers.quarantining import Quarantining
 from muster.controllers.records import Record
 from muster.controllers.reliability import Reliability
 from muster.controllers.situations import PATIENCE, Patience
+from muster.controllers.uncollected import Uncollected
 from muster.controllers.work import Worker, utc_now
 from muster.scheduling.policy import DEFAULT, Policy
 from muster.telemetry.metrics import Metrics
@@ -149,6 +150,7 @@ class Scheduling:
         )
         self._progress = Progress(self.cache, launchers, node_hours=self.reliability.hours)
         self._listening = Listening(api, self.cache)
+        self._uncollected = Uncollected(api, self.cache, self._worker.executor)
         self._provisioning = Provisioning(api, self.cache, asking, settings) if asking else None
         self.cache.grows = asking is not None
         self.quarantining = (
@@ -185,6 +187,7 @@ class Scheduling:
             while self._fetching:  # nothing is planned before every placement is known
                 await asyncio.wait(list(self._fetching.values()))
             tasks.create_task(self._listening.run(self.loop.records), name="listening")
+            tasks.create_task(self._uncollected.run(), name="what the garbage collector leaves")
             tasks.create_task(self._progress.run(self.loop.records, self._write), name="progress")
             if self._provisioning is not None:
                 tasks.create_task(self._provisioning.run(self.loop.records), name="provisioning")

@@ -204,6 +204,11 @@ class Cache:
         """The jobs that own pods, as these say."""
         return list(self._owned)
 
+    def bereft(self) -> list[Owner]:
+        """Those of `owners` that are not there, or that can't be read."""
+        living = set(self._jobs.values())
+        return [owner for owner in self._owned if owner[1] not in living]
+
     def nodes(self) -> list[NodeView]:
         return list(self._nodes.items.values())
 
