@@ -246,9 +246,12 @@ def _scalar(annotation: Any, marks: tuple[Any, ...]) -> Schema:
     if annotation is int:
         wide = any(isinstance(mark, Int64) for mark in marks)
         return {"type": "integer", "format": "int64" if wide else "int32", **_limits(marks)}
-    if annotation is str and any(isinstance(mark, IntOrString) for mark in marks):
+    mixed = next((mark for mark in marks if isinstance(mark, IntOrString)), None)
+    if annotation is str and mixed is not None:
         return {
             "x-kubernetes-int-or-string": True,
+            **({"pattern": mixed.pattern} if mixed.pattern else {}),
+            **({} if mixed.least is None else {"minimum": mixed.least}),
             **_bounds(marks, "minLength", "maxLength"),
         }
     if annotation is str:

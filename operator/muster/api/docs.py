@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from muster.api import examples
 from muster.api.builtin import BUILT_IN
+from muster.api.common import QUANTITY_PATTERN
 from muster.api.crd import Kind, Schema, attribute_docs, custom_resource_definition
 from muster.api.names import ConditionType, EventReason, Phase, QueueConditionType, Reason, TopologyConditionType
 from muster.scheduling.plan import MoveReason, WaitReason
@@ -108,7 +109,7 @@ def _literal(value: object) -> str:
 
 def _type(field: Schema) -> str:
     if field.get("x-kubernetes-int-or-string"):
-        return "quantity"
+        return "quantity" if field.get("pattern") == QUANTITY_PATTERN else "number, or text with one"
     if "enum" in field:
         return ", ".join(f"`{value}`" for value in field["enum"])
     if field["type"] == "array":
@@ -121,12 +122,14 @@ def _type(field: Schema) -> str:
 
 
 def _limits(field: Schema) -> Iterator[str]:
+    if field.get("x-kubernetes-int-or-string"):
+        return  # its type, or its rule, says more
     least, most = field.get("minimum"), field.get("maximum")
     if least is not None and most is not None and most < 2**31 - 1:
         yield f"{least} to {most}"
     elif least is not None:
         yield f"at least {least}"
-    if "maxLength" in field and "x-kubernetes-validations" not in field and not field.get("x-kubernetes-int-or-string"):
+    if "maxLength" in field and "x-kubernetes-validations" not in field:
         yield f"at most {field['maxLength']} characters"
     if "maxItems" in field:
         yield (

@@ -67,7 +67,19 @@ class Int64:
 
 @dataclass(frozen=True)
 class IntOrString:
-    """Written as a number or as text, as Kubernetes' quantities are."""
+    """Written as a number or as text, as Kubernetes' quantities are.
+
+    In lists and maps no `Rule` may look at the text: up to 1.33 Kubernetes takes it for as long as a request may be
+    when it estimates what a rule costs, whatever its `maxLength`, and refuses the CRD. Such a field has a pattern, and
+    who has mistyped it is shown the pattern: let it begin with what may be written.
+
+    Attributes:
+        pattern: of the text; "" for any.
+        least: of the number.
+    """
+
+    pattern: str = ""
+    least: int | None = None
 
 
 @dataclass(frozen=True)
