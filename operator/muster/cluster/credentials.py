@@ -26,6 +26,8 @@ MEND: Final = "give --kubeconfig FILE, or set KUBECONFIG"
 Headers = tuple[tuple[str, str], ...]
 """Of a request; one name may come several times."""
 
+_PATHS: Final = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
+"""Fields that name files."""
 _NAME_MARKS: Final = "!#$&'*+-.^_`|~"
 """What may stand in a header's name beside letters and digits."""
 
@@ -69,13 +71,8 @@ class Credentials:
             else:
                 chosen = choice(path, self.context)
                 acts_as = tuple(_impersonation(chosen.user))
-                loader = await config.load_kube_config(
-                    config_file=str(path),
-                    context=chosen.context,
-                    client_configuration=fresh,
-                    persist_config=False,
-                )
-                self.namespace = loader.current_context["context"].get("namespace") or "default"
+                await config.load_kube_config_from_dict(chosen.document(), client_configuration=fresh)
+                self.namespace = chosen.context.get("namespace", "default")
                 self.source = f"kubeconfig {path}"
                 if "exec" in chosen.user and not (fresh.api_key or fresh.cert_file):
                     raise ValueError(_silent(chosen.user["exec"]))
@@ -136,10 +133,28 @@ class Credentials:
 
 @dataclass(frozen=True)
 class Choice:
-    """The context that counts in one or more kubeconfigs, and its user; {} for nobody."""
+    """What counts in one or more kubeconfigs: a context, its cluster, and its user; {} for nobody."""
 
-    context: str
+    name: str
+    context: Mapping[str, Any]
+    cluster: Mapping[str, Any]
     user: Mapping[str, Any]
+
+    def document(self) -> dict[str, Any]:
+        """A kubeconfig of this alone. In those with files the client library names a part by all that stands in it, and
+        would tell of tokens and keys when it lacks something."""
+        context = {**self.context, "cluster": self.name, "user": self.name}
+        parts = {"contexts": ("context", context), "clusters": ("cluster", self.cluster), "users": ("user", self.user)}
+        named = {kind: [{"name": self.name, key: dict(part)}] for kind, (key, part) in parts.items()}
+        return {**named, "current-context": self.name}
+
+
+@dataclass(frozen=True)
+class _File:
+    """What one file says, and the folder that it counts paths from."""
+
+    folder: Path
+    says: Mapping[str, Any]
 
 
 def choice(path: Path, context: str) -> Choice:
@@ -149,23 +164,22 @@ def choice(path: Path, context: str) -> Choice:
     context that there is not, or what a context names and there is not.
     """
     parts = (Path(one).expanduser() for one in str(path).split(os.pathsep) if one)
-    documents = [_document(part) for part in parts if part.exists()]
-    current = next((document["current-context"] for document in documents if document.get("current-context")), "")
-    contexts = _named(documents, "context")
+    files = [_read(part) for part in parts if part.exists()]
+    current = next((file.says["current-context"] for file in files if file.says.get("current-context")), "")
+    contexts = _named(files, "context")
     name = context or current
     if not name:
         raise ValueError(f"it names no current-context; give --context, {there_are('', contexts)}")
     if name not in contexts:
         raise ValueError(f"there is no context {name!r}; {there_are(name, contexts)}")
-    return Choice(name, _user_of(name, contexts[name], documents))
+    return _named_by(name, contexts[name], files)
 
 
-def _user_of(name: str, context: Mapping[str, Any], documents: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
-    """The user that a context names, {} where it names none. Raises ValueError where what it names is not there, or
-    nothing could be asked of it."""
+def _named_by(name: str, context: Mapping[str, Any], files: Sequence[_File]) -> Choice:
+    """Raises ValueError where what the context names is not there, or nothing could be asked of it."""
     named: dict[str, dict[str, Any]] = {}
     for kind in ("cluster", "user"):
-        known, wanted = _named(documents, kind), str(context.get(kind) or "")
+        known, wanted = _named(files, kind), str(context.get(kind) or "")
         if wanted not in known and (wanted or kind == "cluster"):
             raise ValueError(
                 f"its context {name!r} names {kind} {wanted!r}, which is not there; {there_are(wanted, known)}"
@@ -184,7 +198,7 @@ def _user_of(name: str, context: Mapping[str, Any], documents: Sequence[dict[str
         )
     if server.startswith("https://") and not context.get("user"):
         raise ValueError(f"its context {name!r} names no user, whom {server} would ask for")
-    return named["user"]
+    return Choice(name, context, named["cluster"], named["user"])
 
 
 def _impersonation(user: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -215,8 +229,8 @@ def _check_text(what: str, value: Any) -> None:
         raise ValueError(f"{what} is no text of one line")
 
 
-def _document(path: Path) -> dict[str, Any]:
-    """What one file says. Raises ValueError."""
+def _read(path: Path) -> _File:
+    """Raises ValueError."""
     try:
         document = yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:
@@ -225,17 +239,24 @@ def _document(path: Path) -> dict[str, Any]:
         raise ValueError(f"{where} is no YAML: {getattr(error, 'problem', None) or error}") from None
     if not isinstance(document, dict):
         raise ValueError(f"{path} is no kubeconfig, which begins with `apiVersion: v1` and `kind: Config`")
-    return document
+    return _File(path.absolute().parent, document)
 
 
-def _named(documents: Sequence[dict[str, Any]], kind: str) -> dict[str, dict[str, Any]]:
+def _named(files: Sequence[_File], kind: str) -> dict[str, dict[str, Any]]:
     """Contexts, clusters or users by their names; the first that has a name counts. Raises ValueError."""
     found: dict[str, dict[str, Any]] = {}
-    for one in (one for document in documents for one in document.get(f"{kind}s") or ()):
-        if not isinstance(one, dict) or "name" not in one or not isinstance(one.get(kind) or {}, dict):
-            raise ValueError(f"an entry of its {kind}s is not of the form `- name: NAME` with `{kind}: {{...}}`")
-        found.setdefault(one["name"], one.get(kind) or {})
+    for file in files:
+        for one in file.says.get(f"{kind}s") or ():
+            if not isinstance(one, dict) or "name" not in one or not isinstance(one.get(kind) or {}, dict):
+                raise ValueError(f"an entry of its {kind}s is not of the form `- name: NAME` with `{kind}: {{...}}`")
+            found.setdefault(one["name"], _filled(one.get(kind) or {}, file.folder))
     return found
+
+
+def _filled(fields: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Without fields that are empty or null, which kubectl takes for absent, and with whole paths."""
+    filled = {key: value for key, value in fields.items() if value not in (None, "")}
+    return filled | {key: str(folder / str(filled[key])) for key in _PATHS if key in filled}
 
 
 def _silent(plugin: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ Object = dict[str, Any]
 TOKEN: Object = {"token": "first"}
 
 
-def written(path: Path, user: Object | None = TOKEN, **cluster: str) -> Path:
+def written(path: Path, user: Object | None = TOKEN, **cluster: Any) -> Path:
     """A kubeconfig whose parts all have the file's name; `user` is None for a context without one."""
     name = path.name
     context = {"cluster": name, "namespace": name} | ({"user": name} if user is not None else {})
@@ -112,3 +112,53 @@ async def test_what_cannot_be_used_is_said(
 async def test_what_kubectl_proxy_serves_needs_no_user(tmp_path: Path) -> None:
     credentials = await loaded(written(tmp_path / "a", None, server="http://127.0.0.1:8001"))
     assert (credentials.server, credentials.headers()) == ("http://127.0.0.1:8001", ())
+
+
+async def test_fields_that_are_null_or_empty_count_as_absent(tmp_path: Path) -> None:
+    authority = tmp_path / "authority.pem"
+    authority.write_text("its certificate")
+    cluster: Object = {"certificate-authority": "authority.pem", "insecure-skip-tls-verify": None, "proxy-url": None}
+    user: Object = dict.fromkeys(("client-certificate", "exec", "auth-provider", "username", "password"))
+    for empty in (None, ""):
+        data: Object = {"certificate-authority-data": empty, "tls-server-name": empty}
+        keys = {"client-certificate-data": empty, "client-key-data": empty, "tokenFile": empty}
+        credentials = await loaded(written(tmp_path / "a", user | keys | TOKEN, **cluster, **data))
+        assert credentials.headers() == (("Authorization", "Bearer first"),)
+        settings = credentials.configuration
+        assert (settings.ssl_ca_cert, settings.verify_ssl) == (str(authority), True)
+        (tmp_path / "token").write_text("of a file")
+        credentials = await loaded(written(tmp_path / "a", {"token": empty, "tokenFile": "token"}))
+        assert credentials.headers() == (("Authorization", "Bearer of a file"),)
+
+
+async def test_each_path_counts_from_the_file_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        for file in ("authority", "certificate", "key"):
+            (tmp_path / name / file).write_text(name)
+    user = {"client-certificate": "certificate", "client-key": "key"}
+    parts = {
+        "here": {"clusters": [{"name": "c", "cluster": {"server": "https://c", "certificate-authority": "authority"}}]},
+        "there": {
+            "users": [{"name": "u", "user": user}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        },
+    }
+    for name, part in parts.items():
+        (tmp_path / name / "config").write_text(yaml.safe_dump(part))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", os.pathsep.join(f"{name}/config" for name in parts))
+    credentials = Credentials()
+    await credentials.load()
+    settings = credentials.configuration
+    assert settings.ssl_ca_cert == str(tmp_path / "here/authority")
+    assert (settings.cert_file, settings.key_file) == (str(tmp_path / "there/certificate"), str(tmp_path / "there/key"))
+
+
+async def test_nothing_that_is_lacking_has_tokens_told(tmp_path: Path) -> None:
+    config = {"id-token": "a.e30.b", "refresh-token": "secret"}
+    for provider in ({"name": "oidc", "config": config | {"id-token": None}}, {"name": "oidc", "config": {}}):
+        with pytest.raises(CredentialsError) as raised:
+            await loaded(written(tmp_path / "a", {"auth-provider": provider, "client-key-data": "secret"}))
+        assert "secret" not in str(raised.value)
