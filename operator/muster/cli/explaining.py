@@ -29,7 +29,7 @@ async def explain(
     """
     async with connected(kubeconfig, context) as api:
         scene = await look(api, name, namespace or api.credentials.namespace, events=EVENTS_READ)
-        if scene.job.status.placement is not None:  # a budget of its queues may end its run
+        if scene.job.status.finished_at is None:  # a budget of its queues may end its run, or one is held
             scene = replace(scene, queues=await queues_of(api, scene.job))
     if output is Output.JSON:
         print_json(answer(scene))

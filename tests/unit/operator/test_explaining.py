@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -12,7 +14,9 @@ from rich.console import Console
 from muster.api.names import Phase
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingqueue import TrainingQueue
+from muster.cli import explaining
 from muster.cli.explaining import answer, page
+from muster.cli.printing import Output
 from muster.cli.scene import queues_of
 from muster.cluster.errors import ApiError
 from muster.telling.explaining import LINES_SHOWN, sections
@@ -673,6 +677,24 @@ async def test_a_job_is_explained_with_those_of_its_queues_that_can_be_read(
 ) -> None:
     read = await queues_of(Queues(**raws), job())  # type: ignore[arg-type]
     assert [one.metadata.name for one in read] == found
+
+
+async def test_the_command_names_the_queue_to_release_to_who_waits_in_a_held_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits = job(phase="Queued", queue={"reason": "QueueClosed", "message": "why"})
+
+    @asynccontextmanager
+    async def connected(*_: Any) -> AsyncIterator[Queues]:
+        yield Queues(vision={"parent": "lab"}, lab={"stopPolicy": "hold"})
+
+    async def look(*_: Any, **__: Any) -> Scene:
+        return Scene(waits, (), (), NOW)
+
+    monkeypatch.setattr(explaining, "connected", connected)
+    monkeypatch.setattr(explaining, "look", look)
+    assert await explaining.explain("train", "research", Output.TABLE, kubeconfig=None, context=None) == 0
+    assert "as it stands under Why:  muster release lab\n" in capsys.readouterr().out
 
 
 def test_one_whose_gpus_were_idle_is_shown_both_ways_on() -> None:
