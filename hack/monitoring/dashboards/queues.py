@@ -50,7 +50,8 @@ DASHBOARD: Final = Dashboard(
                 ),
                 Panel(
                     "Longest wait",
-                    "Of the job that waits longest in each queue.",
+                    "Of the job of each queue that waits longest for room or quota; not for a held queue, a window or "
+                    "a budget.",
                     SECONDS,
                     (Query(f"max by (queue) (muster_queue_oldest_wait_seconds{{{_HERE}}})", "{{queue}}"),),
                     steps=((3600.0, "orange"), (86_400.0, "red")),
