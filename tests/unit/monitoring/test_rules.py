@@ -338,6 +338,14 @@ def test_each_alert_tells_what_to_do(rule: dict[str, Any]) -> None:
     assert rule["alert"] in (RUNBOOKS / "README.md").read_text()
 
 
+def test_no_summary_tells_in_words_what_a_threshold_says_in_figures() -> None:
+    """Another threshold would make it untrue."""
+    table = (RUNBOOKS / "README.md").read_text()
+    for summary in (rule["annotations"]["summary"] for rule in rules.ALERTS):
+        assert not re.search(r"half|third|quarter|twenty|nothing", summary), summary
+        assert re.sub(r"{{ \$labels\.(\w+) }}", r"`\1`", summary) in table or "{{ if" in summary
+
+
 def test_no_threshold_is_left_open_or_unused() -> None:
     source = (rules.CHART / "rules" / "alerts.yaml").read_text()
     assert set(re.findall(r"@(\w+)@", source)) == {*rules.VALUES["thresholds"], "runbookUrl"}
