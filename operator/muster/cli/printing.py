@@ -151,9 +151,11 @@ def too_wide(console: Console, table: PlainTable | Table) -> bool:
 
 
 def print_table(console: Console, table: PlainTable | Table) -> None:
-    """As wide as it is. Without a terminal no line ends in spaces: the longest cell pads none of the others."""
-    console.width = natural_width(console, table)
+    """As wide as it is; what follows it is as wide as the terminal again. Without a terminal no line ends in spaces:
+    the longest cell pads none of the others."""
+    width, console.width = console.width, natural_width(console, table)
     print_plainly(console, table)
+    console.width = width
 
 
 def natural_width(console: Console, table: PlainTable | Table) -> int:

@@ -15,7 +15,7 @@ from muster.api.placement import Placement
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingqueue import TrainingQueue
 from muster.cli.checkpoint_tables import natural
-from muster.cli.printing import PlainTable, natural_width, print_table
+from muster.cli.printing import PlainTable, natural_width, print_sentence, print_table
 from muster.cli.scene import NotThere
 from muster.cli.tables import JOB_TITLES, below, budgets, job_row, queue_rows, readable
 from muster.server.queues import summaries
@@ -164,6 +164,16 @@ def test_a_row_is_one_line_and_its_columns_stand_below_each_other() -> None:
     assert "\x1b[32mRunning\x1b[0m" in shown
     lines = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()]
     assert lines == ["NAME  PHASE    WHY", "模型  Running  of 2 lines[2J", "a              [x]"]
+
+
+@pytest.mark.parametrize("columns", [20, 60])
+def test_a_sentence_below_a_table_is_wrapped_where_the_terminal_ends(columns: int) -> None:
+    written = io.StringIO()
+    console = Console(markup=False, width=columns, force_terminal=True, color_system=None, file=written)
+    print_table(console, PlainTable(("NAME", "WHY"), [("a", "as wide as it is, which is 40")]))
+    print_sentence(console, "of ten columns " * 8)
+    below = written.getvalue().splitlines()[2:]
+    assert columns - len("columns ") < max(len(line.rstrip()) for line in below) <= columns
 
 
 def test_tensors_stand_in_the_order_in_which_people_count() -> None:
