@@ -1,5 +1,6 @@
 """Whoever reads what a command writes gets each line as it comes, also through a pipe, and may leave, as `head` does.
-The command ends then, and says nothing of it. Where there is no room for what it writes, it says so."""
+The command ends then, and says nothing of it. Where there is no room for what it writes, it says so. Characters that
+the terminal's encoding lacks are written by their numbers, `\\u2026`: a log may have any."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def _watched(stream: TextIO) -> TextIO:
     return io.TextIOWrapper(
         io.BufferedWriter(_Pipe(stream.fileno(), "w", closefd=False)),
         encoding=stream.encoding,
-        errors=stream.errors,
+        errors="backslashreplace",
         line_buffering=True,
         write_through=stream.write_through,
     )

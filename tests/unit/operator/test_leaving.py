@@ -44,6 +44,16 @@ def short():
 cli.main()
 """
 
+SPOKEN = """
+from muster.cli import app as cli, logs, printing
+from rich.console import Console
+@cli.app.command()
+def spoken():
+    logs.print_text(TEXT + "\\n")
+    printing.print_sentence(Console(), TEXT)
+cli.main()
+"""
+
 
 @pytest.mark.parametrize(
     ("code", "command"),
@@ -100,3 +110,20 @@ def test_a_command_without_stdout_ends_well() -> None:
     closed = ["bash", "-c", 'exec "$0" "$@" >&-', sys.executable, "-c", COMMAND, "version"]
     done = subprocess.run(closed, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("variables", "shown"),
+    [
+        ({"PYTHONIOENCODING": "ascii"}, "4 \\xd7 8 \\u2026"),
+        ({"PYTHONIOENCODING": "latin-1"}, "4 \xd7 8 \\u2026"),
+        ({"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, "4 \\xd7 8 \\u2026"),
+        ({"PYTHONIOENCODING": "utf-8"}, "4 \xd7 8 \u2026"),
+    ],
+)
+def test_what_the_terminals_encoding_lacks_is_written_by_its_number(variables: dict[str, str], shown: str) -> None:
+    code = SPOKEN.replace("TEXT", ascii("4 \xd7 8 \u2026"))
+    done = subprocess.run([sys.executable, "-c", code, "spoken"], env=os.environ | variables, capture_output=True)
+    encoding = "utf-8" if shown == "4 \xd7 8 \u2026" else "latin-1"
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode(encoding).splitlines() == [shown, shown]
