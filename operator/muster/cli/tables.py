@@ -137,13 +137,13 @@ async def queues(output: Output, *, kubeconfig: str | None, context: str | None)
 
 
 def _within(queue: str, every: Sequence[TrainingQueue], raws: Sequence[dict[str, Any]]) -> frozenset[str]:
-    """The queues whose jobs are meant. One that was deleted while jobs of it run on is told, and is no slip.
+    """The queues whose jobs are meant. One that jobs name is no slip, also where it was deleted, or was never made.
 
     Raises NotThere.
     """
     if any(each.metadata.name == queue for each in every) or all(summary(raw)["queue"] != queue for raw in raws):
         return below(queue, every)
-    note(f"there is no TrainingQueue {queue!r} any more: what runs of it goes on, and what waits waits for it")
+    note(f"there is no TrainingQueue {queue!r}: what runs of it goes on, and what waits waits for it")
     return frozenset({queue})
 
 

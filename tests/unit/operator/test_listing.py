@@ -172,6 +172,15 @@ async def test_json_has_the_fields_of_the_api(ask: Any, capsys: pytest.CaptureFi
         await ask(Server(*jobs), None, "defualt")
 
 
+async def test_of_a_queue_that_jobs_name_nothing_is_claimed_of_a_time_when_it_was_there(
+    ask: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await ask(Server(job("a"), job("slip", queue="other")), None, "other") == 0
+    told = capsys.readouterr()
+    assert told.err.startswith("muster: there is no TrainingQueue 'other': what runs of it goes on, and what waits")
+    assert "slip" in told.out
+
+
 async def test_json_of_a_queue_has_the_order_of_its_table(ask: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Who holds quota first, then who waits, in the queue's own order."""
     jobs = [job(name) for name in ("a-ended", "b-third", "c-first", "d-holds")]
