@@ -177,6 +177,8 @@ def choice(path: Path, context: str) -> Choice:
 
 def _named_by(name: str, context: Mapping[str, Any], files: Sequence[_File]) -> Choice:
     """Raises ValueError where what the context names is not there, or nothing could be asked of it."""
+    if not isinstance(context.get("namespace", ""), str):
+        raise ValueError(f"the namespace of its context {name!r} is no text; write it in quotes")
     named: dict[str, dict[str, Any]] = {}
     for kind in ("cluster", "user"):
         known, wanted = _named(files, kind), str(context.get(kind) or "")

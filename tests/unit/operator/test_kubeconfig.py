@@ -109,6 +109,13 @@ async def test_what_cannot_be_used_is_said(
     assert said in str(raised.value)
 
 
+async def test_a_namespace_that_yaml_reads_as_a_number_is_said(tmp_path: Path) -> None:
+    path = written(tmp_path / "a")
+    path.write_text(path.read_text().replace("namespace: a", "namespace: 2024"))
+    with pytest.raises(CredentialsError, match="the namespace of its context 'a' is no text; write it in quotes"):
+        await loaded(path)
+
+
 async def test_what_kubectl_proxy_serves_needs_no_user(tmp_path: Path) -> None:
     credentials = await loaded(written(tmp_path / "a", None, server="http://127.0.0.1:8001"))
     assert (credentials.server, credentials.headers()) == ("http://127.0.0.1:8001", ())
