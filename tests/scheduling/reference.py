@@ -27,6 +27,7 @@ from .naive_places import Counts, Free, anywhere, asks, fits, place, reach, slot
 from .naive_victims import Choice, Claimant, Use, Victims, Way, age, by_length, gives, goes_on, lost, work
 
 _WHOLE = 2.0**40
+_ABLE = ("quota", "room", "window")
 
 
 @dataclass(frozen=True)
@@ -1014,7 +1015,7 @@ class _Starts:
 
     def all(self) -> dict[int, tuple[float, Basis]]:
         found = {job: (FOREVER, Basis.UNKNOWN) for job, _ in self.waits}
-        able = [(job, verdict) for job, verdict in self.waits if verdict in ("quota", "room", "window")]
+        able = [(job, verdict) for job, verdict in self.waits if verdict in _ABLE]
         floors = {job: max(float(self.jobs.terms.opens[job]), self.now) for job, _ in able}
         borrowers, own = dict[tuple[int, int], _Pool](), dict[tuple[int, int], _Pool]()
         short = [job for job, verdict in able if verdict == "quota"]
@@ -1050,13 +1051,13 @@ class _Starts:
 
     def _may_be_passed(self, job: int, start: float) -> bool:
         """Whether one ahead of a head may take its quota or its room: it is none, or starts with more workers than it
-        must, when its window is open by then; or it ran, and will wait again."""
+        must, when its window is open by then; or it ran, and will wait again. Or an owner may, wherever it is."""
         made, heads = self.made, {head.job: head for head in self.made.heads}
         ahead = [other for other, _ in self.waits[: [each for each, _ in self.waits].index(job)]]
         for other in ahead:
             if (other in heads and len(made._sizes(other)) == 1) or self.jobs.terms.opens[other] >= start:
                 continue
-            if not any((other, verdict) in self.waits for verdict in ("quota", "room", "window")):
+            if not any((other, verdict) in self.waits for verdict in _ABLE):
                 continue
             empty = slots(self.world, other, made.empty)
             shares = asks(self.world, job).keys() & asks(self.world, other).keys()
@@ -1064,18 +1065,44 @@ class _Starts:
                 return True
         if any(self._has_taken(asked, heads[job]) for asked in made.asked[heads[job].asked :]):
             return True
-        return any(self._may_come_before(row, heads[job]) for row in self._to_wait_again())
+        if any(self._may_come_before(row, heads[job]) for row in self._to_wait_again(start)):
+            return True
+        return any(self._takes_back(other, heads[job]) for other, verdict in self.waits if verdict in _ABLE)
 
     def _has_taken(self, asked: Asked, head: _Head) -> bool:
         """Whether room was promised to a job on nodes that were reserved for a head before."""
         shares = asks(self.world, head.job).keys() & asks(self.world, self.jobs.uids.index(asked.uid)).keys()
         return bool(shares) and not asked.yields and any(asked.places[node] for node in head.nodes)
 
-    def _to_wait_again(self) -> list[int]:
-        """Those who are asked to end for others: they wait when they are gone."""
+    def _to_wait_again(self, start: float) -> list[int]:
+        """Those who are asked to end for others: they wait when they are gone. And those who have a window before a
+        moment, after the one that ends them."""
         uids, runs = self.jobs.uids, self.jobs.runs
         asked = {uid for each in self.made.asked for uid, *_ in each.evicted}
-        return [row for row in self.made.rows if uids[row] in asked or runs.beneficiary[row] not in (NONE, row)]
+        ended = [row for row in self.made.rows if uids[row] in asked or runs.beneficiary[row] not in (NONE, row)]
+        return ended + [row for row in self.made.runs if self._next_window(row) < start]
+
+    def _next_window(self, row: int) -> float:
+        """When a running job that its window stops goes on; FOREVER for those that it does not stop."""
+        terms, queue = self.jobs.terms, int(self.jobs.queues[row])
+        opens, closes, reopens = float(terms.opens[row]), float(terms.closes[row]), float(terms.reopens[row])
+        if queue == NONE or not self.world.queues.open[queue]:
+            return FOREVER
+        if opens > self.now:
+            return opens
+        stops = closes < FOREVER and reopens and self.jobs.runs.bound[row] >= closes
+        return reopens if stops else FOREVER
+
+    def _takes_back(self, other: int, head: _Head) -> bool:
+        """Whether an owner might start before a head that borrows, on nodes that are reserved for that."""
+        made, queue = self.made, int(self.jobs.queues[other])
+        alike = queue == self.jobs.queues[head.job] or made._tree(other) != made._tree(head.job)
+        if alike or self.world.queues.reclaim[queue] != Preempts.ANY or made._within(made.used, head.job):
+            return False
+        empty = slots(self.world, other, made.empty)
+        shares = asks(self.world, head.job).keys() & asks(self.world, other).keys()
+        owns = made._could_ever(other, borrowing=False)
+        return owns and bool(shares) and any(empty[node] for node in head.nodes)
 
     def _may_come_before(self, row: int, head: _Head) -> bool:
         made, job, rank = self.made, head.job, self.made.order.ranked

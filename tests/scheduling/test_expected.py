@@ -358,6 +358,71 @@ def test_a_reserved_start_is_no_proof_where_one_ahead_that_is_lent_its_quota_has
     assert told.basis is Basis.QUEUE
 
 
+@pytest.mark.parametrize(("since", "basis"), [(50.0, Basis.QUEUE), (500.0, Basis.LIMITS)])
+def test_a_reserved_start_is_no_proof_where_one_ahead_can_start_on_its_second_kind_of_nodes_alone(
+    since: float, basis: Basis
+) -> None:
+    runs = [Run(Job("ends", priority=2), on(0), bound=100.0)]
+    base = world(rack(0, 1), runs, [Job("ahead", priority=1, only_on=()), Job("head", only_on=on(0))])
+    ahead = base.jobs.uids.index("ahead")
+    other = Alternative(int(base.jobs.filters[base.jobs.uids.index("head")]), 1, NOW + since)
+    later = tuple((other,) if row == ahead else () for row in range(len(base.jobs.uids)))
+    base = replace(base, jobs=replace(base.jobs, terms=replace(base.jobs.terms, alternatives=later)))
+    told = Outcome(base, plan(base)).waiting
+    assert told["ahead"].reason is WaitReason.NO_ELIGIBLE_NODES
+    assert (told["head"].expected - NOW, told["head"].basis) == (100.0 + GRACE, basis)
+
+
+@pytest.mark.parametrize(
+    ("opens", "reopens", "bound", "priority", "basis"),
+    [
+        (0.0, 90.0, 60.0, 1, Basis.QUEUE),  # it is stopped at the end of its window, and goes on in the next
+        (90.0, 0.0, 60.0, 1, Basis.QUEUE),  # in the last minutes of its window
+        (0.0, 400.0, 60.0, 1, Basis.LIMITS),
+        (0.0, 90.0, 40.0, 1, Basis.LIMITS),  # its maxRuntime ends it for good before
+        (0.0, 90.0, 60.0, 0, Basis.LIMITS),  # it ranks behind
+    ],
+)
+def test_a_reserved_start_is_no_proof_where_a_running_job_has_its_next_window_before(
+    opens: float, reopens: float, bound: float, priority: int, basis: Basis
+) -> None:
+    nightly = Job("nightly", priority=priority, submitted=1.0)
+    runs = [Run(nightly, on(0), bound=bound), Run(Job("ends", priority=2), on(1), bound=300.0)]
+    base = world(rack(0, 2), runs, [Job("head", workers=2)])
+    terms = base.jobs.terms
+    if opens:
+        terms.opens[0] = NOW + opens
+    else:
+        terms.closes[0], terms.reopens[0] = NOW + 50.0, NOW + reopens
+    told = Outcome(base, plan(base)).waiting["head"]
+    assert (told.expected - NOW, told.basis) == (300.0 + GRACE, basis)
+
+
+@pytest.mark.parametrize(
+    ("nominal", "lent", "basis"), [(8, True, Basis.QUEUE), (0, True, Basis.LIMITS), (8, False, Basis.LIMITS)]
+)
+def test_a_reserved_start_is_no_proof_for_a_head_that_borrows_where_an_owner_behind_it_takes_that_room(
+    nominal: int, lent: bool, basis: Basis
+) -> None:
+    queues = [
+        Queue("above", gpus=24),
+        Queue("borrows", gpus=0 if lent else 16, parent="above"),
+        Queue("owns", gpus=nominal, parent="above"),
+    ]
+    operating = Operating({name: Node(name) for name in ("a", "b")}, {queue.name: queue for queue in queues})
+    operating.submit(Live(Job("ends", priority=3, queue="above"), on=("a",)))
+    operating.submit(Live(Job("head", workers=2, priority=2, queue="borrows")))
+    operating.submit(Live(Job("behind", priority=1, queue="owns", only_on=("a",))))
+    base = operating.snapshot()
+    bound = np.where(base.jobs.holding, base.now + 100.0, FOREVER)
+    base = replace(base, jobs=replace(base.jobs, runs=replace(base.jobs.runs, bound=bound)))
+    told = Outcome(base, plan(base)).waiting
+    assert (told["head"].expected - base.now, told["head"].basis) == (100.0 + 30.0, basis)
+    operating.finish("ends")
+    then = operating.snapshot()
+    assert ("head" in Outcome(then, plan(then)).admitted) is (basis is Basis.LIMITS)
+
+
 def _promised(base: Snapshot, uid: str, nodes: list[int], victim: str) -> Snapshot:
     """When a plan that promises nodes to a waiting job was carried out, and its victim has not gone yet."""
     jobs, row, gone = base.jobs, base.jobs.uids.index(uid), base.jobs.uids.index(victim)

@@ -289,13 +289,14 @@ def _gpus_each(spec: EffectiveSpec) -> Fraction:
 
 
 def bounds_of_restart(spec: EffectiveSpec, now: datetime, start_seconds: float) -> Bounds:
-    """Of a gang that runs: from when on, and until when, it may start again, were it moved or resized."""
+    """Of a gang that runs: from when on, and until when, it may start again, were it moved or resized; and when it goes
+    on after the end of its window."""
     if spec.window is None or not spec.window.stops or window_error(spec.window):
         return NO_BOUNDS  # who may finish goes on at any time
     opens, closes = may_start(spec, now, start_seconds), may_start_until(spec, now, start_seconds)
     if opens > now:
         return Bounds(opens=opens.timestamp())
-    return NO_BOUNDS if closes is None else Bounds(closes=closes.timestamp())
+    return NO_BOUNDS if closes is None else Bounds(closes=closes.timestamp(), reopens=_reopens(spec.window, now))
 
 
 def _longest(found: Opening) -> float:

@@ -1,4 +1,5 @@
-"""Who is asked to end for others waits again then, with its first submit: often before those who wait now."""
+"""Who is asked to end for others waits again then, with its first submit: often before those who wait now. So does who
+is stopped at the end of its window, when that opens again."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import numpy as np
 
 from muster.scheduling.ranks import classes, ranked
 from muster.scheduling.rounds import Round
-from muster.scheduling.snapshot import NONE, Mask
+from muster.scheduling.snapshot import FOREVER, NONE, Mask, Seconds
 
 
 def ending_for_others(round_: Round) -> Mask:
@@ -23,23 +24,37 @@ def ending_for_others(round_: Round) -> Mask:
     return found
 
 
+def in_next_window(round_: Round) -> Seconds:
+    """J, when those who hold room, or get some, wait again after the end of their window; FOREVER for all others."""
+    jobs, terms = round_.snapshot.jobs, round_.snapshot.jobs.terms
+    holds = ~jobs.pending & (jobs.queues != NONE)
+    holds[[jobs.rows[each.uid] for each in round_.admissions]] = True
+    holds[list(jobs.bases)] = False
+    shut = terms.opens > round_.snapshot.now  # in the last minutes of the window that they run in
+    closes = (terms.closes < FOREVER) & (terms.reopens > 0) & (jobs.runs.bound >= terms.closes)  # or they end before
+    back = np.where(shut, terms.opens, np.where(closes, terms.reopens, FOREVER))
+    return np.where(holds, back, FOREVER)
+
+
 class Again:
-    """The jobs of one round that are being ended for others, by this plan or an earlier one, and then wait."""
+    """The jobs of one round that end, by this plan, an earlier one or their window, and then wait."""
 
     def __init__(self, round_: Round) -> None:
         self._round = round_
-        jobs, asked = round_.snapshot.jobs, ending_for_others(round_)
-        asked[asked] = round_.snapshot.queues.open[jobs.queues[asked]]
-        self._rows: list[int] = np.flatnonzero(asked).tolist()
+        jobs = round_.snapshot.jobs
+        self._since = np.where(ending_for_others(round_), round_.snapshot.now, in_next_window(round_))
+        ends = self._since < FOREVER
+        ends[ends] = round_.snapshot.queues.open[jobs.queues[ends]]
+        self._rows: list[int] = np.flatnonzero(ends).tolist()
         self._classes = classes(round_.snapshot) if self._rows else np.empty(0)
 
-    def before(self, job: int) -> tuple[set[int], set[tuple[int, int]]]:
-        """Of those that may rank before a waiting job: the workers that they have on any kind of node that they take,
-        and the (tree of queues, flavour) that they draw on."""
+    def before(self, job: int, start: float) -> tuple[set[int], set[tuple[int, int]]]:
+        """Of those that may rank before a waiting job, and wait again before it starts: the workers that they have on
+        any kind of node that they take, and the (tree of queues, flavour) that they draw on."""
         workers, pools = set[int](), set[tuple[int, int]]()
         jobs, kinds = self._round.snapshot.jobs, self._round.kinds
         for row in self._rows:
-            if self._is_behind(row, job):
+            if self._since[row] >= start or self._is_behind(row, job):
                 continue
             circle = self._round.used.circle(self._round.queue_of[row])
             kept = (int(jobs.filters[row]), int(jobs.flavours[row]))

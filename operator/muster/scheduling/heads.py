@@ -330,9 +330,14 @@ class Heads:
         """(worker, flavour, from when on) of each kind of node that a waiting job takes by now, or later."""
         kinds, opens = self._round.kinds, max(self._round.opens[job], self._round.snapshot.now)
         yield from ((each.worker, each.flavour, opens) for each in kinds.kinds[kinds.of[job]].choices)
+        yield from self.later_kinds_of(job)
+
+    def later_kinds_of(self, job: int) -> Iterator[tuple[int, int, float]]:
+        """Those of them that it does not take yet."""
+        opens, now = self._round.opens[job], self._round.snapshot.now
         for other in self._round.snapshot.jobs.terms.alternatives[job]:
-            if other.since > self._round.snapshot.now:
-                yield kinds.worker(job, other.filter), other.flavour, max(other.since, opens)
+            if other.since > now:
+                yield self._round.kinds.worker(job, other.filter), other.flavour, max(other.since, opens)
 
     def may_take(self, job: int) -> Iterator[tuple[int, int, float]]:
         """Those of them on which it may start with more than is kept for it."""

@@ -38,7 +38,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from muster.scheduling.again import Again
 from muster.scheduling.beyond import join
 from muster.scheduling.bystanders import Bystanders
 from muster.scheduling.deciding import Deciding
@@ -49,6 +48,7 @@ from muster.scheduling.growth import Growth
 from muster.scheduling.heads import Heads
 from muster.scheduling.improving import improve
 from muster.scheduling.order import Ordering
+from muster.scheduling.passed import ABLE, may_be_passed
 from muster.scheduling.plan import Basis, Plan, as_it_is
 from muster.scheduling.policy import DEFAULT, Policy
 from muster.scheduling.preempting import Preempting, cleared
@@ -62,8 +62,6 @@ from muster.scheduling.withdrawing import withdraw
 
 _QUOTA = Fate.QUOTA
 """Read for every job that waits: a name's value is faster than an enum's member."""
-_ABLE = frozenset((Fate.QUOTA, Fate.ROOM, Fate.WINDOW))
-"""Of jobs that could start one day."""
 
 
 def plan(snapshot: Snapshot, policy: Policy = DEFAULT) -> Plan:
@@ -173,8 +171,8 @@ def _ask_again(round_: Round, heads: Heads, preempting: Preempting, verdicts: li
 
 def _expect(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> Expected:
     """When each of those who wait is expected to start."""
-    able = [each for each in verdicts if each.fate in _ABLE]
-    found = _of_those_able(round_, heads, able) if able else promised_starts(round_.snapshot)
+    able = [each for each in verdicts if each.fate in ABLE]
+    found = _of_those_able(round_, heads, able, verdicts) if able else promised_starts(round_.snapshot)
     found = found.at_latest(fallback_starts(round_, verdicts)).at_latest(other_starts(round_, heads))
     cleared = [each.job for each in verdicts if each.fate is Fate.CLEARED]
     return found.promised(cleared, _cleared_at(round_, cleared)) if cleared else found
@@ -187,7 +185,7 @@ def _cleared_at(round_: Round, jobs: Sequence[int]) -> list[float]:
     return [float(left[nodes[round_.snapshot.jobs.uids[job]]].max(initial=asked)) for job in jobs]
 
 
-def _of_those_able(round_: Round, heads: Heads, able: Sequence[Verdict]) -> Expected:
+def _of_those_able(round_: Round, heads: Heads, able: Sequence[Verdict], verdicts: Sequence[Verdict]) -> Expected:
     rows = np.array([each.job for each in able], dtype=np.int64)
     least = np.array([it.sizes[-1] + it.shape.spares for it in round_.kinds.kinds], dtype=np.int64)
     lacking = Lacking(
@@ -208,44 +206,7 @@ def _of_those_able(round_: Round, heads: Heads, able: Sequence[Verdict]) -> Expe
         if each.fate is _QUOTA and each.job in reserved:
             start, basis = reserved[each.job]
             reserved[each.job] = max(start, back), basis
-    _call_those_rough_that_may_be_passed(round_, heads, able, reserved)
+    proven = {job: start for job, (start, basis) in reserved.items() if basis is Basis.LIMITS}
+    for job in may_be_passed(round_, heads, verdicts, proven):
+        reserved[job] = proven[job], Basis.QUEUE
     return expected_starts(round_.snapshot, heads.timeline, round_.tree, round_.room, lacking, reserved)
-
-
-def _call_those_rough_that_may_be_passed(
-    round_: Round, heads: Heads, able: Sequence[Verdict], reserved: dict[int, tuple[float, Basis]]
-) -> None:
-    """Nothing is kept for a job that has no reservation, and nothing tells when it has quota, or whom it may pass. It
-    takes quota and room that were reserved for those behind it in the order: enforced ends are no proof for their
-    starts. So does a head that starts with more workers than are reserved for it, or on other nodes, and who is asked
-    to end for others and then waits again. Room that victims leave there in this plan is their beneficiary's."""
-    circle = round_.used.circle
-    workers, pools = dict[int, float](), dict[tuple[int, int], float]()  # from when on somebody takes them
-    seen = set[tuple[int, int, bool]]()
-    proven = {job for job, (_, basis) in reserved.items() if basis is Basis.LIMITS}
-    again = Again(round_) if proven else None
-    for job, *_ in able:
-        if not proven:
-            return
-        queue = round_.queue_of[job]
-        if job in proven:
-            proven.remove(job)
-            head, start = heads.of(job), reserved[job][0]
-            some, others = again.before(job) if again else (set(), set())
-            some.update(worker for worker, since in workers.items() if since < start)
-            if (
-                pools.get((circle(queue), head.flavour), FOREVER) < start
-                or (circle(queue), head.flavour) in others
-                or heads.may_lose_room(head, some)
-                or heads.has_lost_room(head)
-            ):
-                reserved[job] = start, Basis.QUEUE
-        key = (queue, round_.kinds.of[job], job in reserved)
-        if key in seen and not round_.snapshot.jobs.terms.alternatives[job]:
-            continue
-        if not round_.opens_later(job):
-            seen.add(key)
-        for worker, flavour, since in heads.may_take(job):
-            workers[worker] = min(workers.get(worker, FOREVER), since)
-            if round_.used.limited(queue, flavour):
-                pools[circle(queue), flavour] = min(pools.get((circle(queue), flavour), FOREVER), since)

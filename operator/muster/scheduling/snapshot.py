@@ -259,7 +259,7 @@ class Terms:
         alternatives: in order of preference, after `Jobs.filters` and `Jobs.flavours`; empty for most.
         opens: it may not start, or start again when it has stopped, before (off-peak windows).
         closes: it may not start from then on in the window that is open now; FOREVER where none is.
-        reopens: from when on it may again, of one with `closes`.
+        reopens: from when on it may again, of one with `closes`: one that runs is stopped, and waits again then.
         limit: seconds that a run may take at most, enforced; FOREVER without `maxRuntime`.
         estimate: seconds that a run is expected to take; FOREVER when nobody knows.
         length: seconds that it was expected to run when it was placed, or would now; FOREVER when nobody knows. It is

@@ -163,6 +163,7 @@ def test_a_gang_that_has_to_stop_may_start_again_only_while_its_window_is_open()
     assert inside.opens == 0.0
     assert 0 < (day + 23 * HOUR).timestamp() - inside.closes < 600, "a start in its last minutes does no step"
     assert (beyond.opens, beyond.closes) == ((day + 44 * HOUR).timestamp(), float("inf"))
+    assert inside.reopens == (day + 44 * HOUR).timestamp()
     assert inside.limit == beyond.limit == float("inf"), "no other bound is of a run that is under way"
     finishing = spec(window={**window, "atEnd": "finish"})
     for always in (spec(), finishing, spec(window={"start": "0 0 31 2 *", "duration": "1h"})):
