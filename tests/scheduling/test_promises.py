@@ -57,6 +57,24 @@ def test_pods_of_a_job_that_nobody_knows_any_more_keep_the_job_waiting_while_the
     )
 
 
+def test_who_has_its_room_and_waits_for_quota_is_told_so_and_when_that_is_back() -> None:
+    """It starts again on nodes of its own, and meanwhile the quota was lowered for which another is asked to go."""
+    lowered = Job("lowered", on=("busy",), leaving=True)
+    again = Job("again", on=("idle",), reserved=True, beneficiary="again")
+    shot = snapshot([BUSY, IDLE], [lowered, again], [Queue(gpus=8)])
+    shot = replace(shot, now=1_000.0, jobs=replace(shot.jobs, runs=replace(shot.jobs.runs, grace=np.full(2, 30.0))))
+    outcome = Outcome(shot, plan(shot))
+    assert not outcome.plan.broken
+    told = outcome.waiting["again"]
+    assert told.message == (
+        "1 node is promised to this job; jobs that are ending still hold 8 nvidia.com/gpu of H100 of what queue "
+        "research may use"
+    )
+    assert (told.expected, told.basis) == (1_030.0, Basis.PROMISED)
+    gone = planned([Node("busy"), IDLE], again, queues=(Queue(gpus=8),))
+    assert gone.nodes("again") == ["idle"]
+
+
 @pytest.mark.parametrize("there", [[IDLE], [IDLE, Node("busy", usable=False)]])
 def test_promise_of_a_node_that_is_gone_or_cordoned_is_broken_and_its_room_is_free_then(there: list[Node]) -> None:
     outcome = planned(there, HEAD, Job("small"))

@@ -20,6 +20,7 @@ from muster.scheduling.holders import Holders
 from muster.scheduling.owners import Owners
 from muster.scheduling.plan import Waiting, WaitReason, Wanted
 from muster.scheduling.promises import left_nodes, victims_of
+from muster.scheduling.quota import Shortage
 from muster.scheduling.ranks import positions
 from muster.scheduling.reasons import Reasons, Why
 from muster.scheduling.rounds import Round
@@ -211,7 +212,17 @@ class Words:
             return self._cleared(job), ""
         nodes = self._round.snapshot.jobs.runs.nodes_of(job)  # of a promise that an earlier plan made
         victims = {*victims_of(self._round.snapshot, job), *self._going_from(nodes)}
+        short = None if victims else self._quota_still_held(job)
+        if short is not None:
+            queue, flavour = self._round.queue_of[job], int(self._round.snapshot.jobs.flavours[job])
+            return self._reasons.promised_without_quota(nodes, queue, flavour, short), ""
         return self._reasons.promised(nodes, len(victims)), ""
+
+    def _quota_still_held(self, job: int) -> Shortage | None:
+        """What a job lacks of quota to which room was promised."""
+        jobs = self._round.snapshot.jobs
+        need = [(resource, amount) for resource, amount in enumerate(jobs.held[job].tolist()) if amount > 0]
+        return self._round.used.shortage(self._round.queue_of[job], int(jobs.flavours[job]), need)
 
     def wanted(self, verdict: Verdict) -> tuple[Wanted, ...]:
         """See `Waiting`."""

@@ -152,7 +152,8 @@ def victims_of(snapshot: Snapshot, job: int) -> list[int]:
 
 
 def cleared_at(snapshot: Snapshot) -> Seconds:
-    """J, when the last of those is gone who make room for a RESERVED job; `now` for all others."""
+    """J, when the last of those is gone who make room for a RESERVED job, or give its quota back; `now` for all
+    others."""
     jobs, runs = snapshot.jobs, snapshot.jobs.runs
     found = np.full(len(jobs.uids), snapshot.now)
     reserved = np.flatnonzero(jobs.reserved).tolist()
@@ -164,6 +165,22 @@ def cleared_at(snapshot: Snapshot) -> Seconds:
     for job in reserved:
         nodes = runs.nodes_of(job)
         found[job] = left[nodes[nodes != NONE]].max(initial=found[job])
+    ready = [job for job in reserved if found[job] <= snapshot.now]
+    return _when_quota_is_back(snapshot, ready, found) if ready else found
+
+
+def _when_quota_is_back(snapshot: Snapshot, ready: list[int], found: Seconds) -> Seconds:
+    """The same for RESERVED jobs that nobody is to leave room for, but whose queue may use that much only when those of
+    its tree are gone who leave other nodes: a quota there was lowered since."""
+    jobs, runs = snapshot.jobs, snapshot.jobs.runs
+    used = Ledger(snapshot.queues, jobs)
+    leaving = np.flatnonzero(runs.leaving & jobs.holding & (jobs.queues != NONE))
+    circles = np.array([used.circle(queue) for queue in jobs.queues[leaving].tolist()], dtype=np.int64)
+    for job in ready:
+        queue, flavour, need = _holding(snapshot, job)
+        if queue != NONE and used.shortage(queue, flavour, need) is not None:
+            back = leaving[circles == used.circle(queue)]
+            found[job] = (snapshot.now + runs.grace[back]).max(initial=found[job])
     return found
 
 

@@ -174,11 +174,16 @@ class Reasons:
 
     def promised(self, places: Index, victims: int) -> Why:
         """Room is promised, by the node of each worker, and others are still giving it back."""
-        nodes = len(np.unique(places))
-        message = f"{counted(nodes, 'node')} {'is' if nodes == 1 else 'are'} promised to this job"
+        message = _promised_to(places)
         if victims:
             return Why(WaitReason.PREEMPTING, f"{message}; {counted(victims, 'job')} still to save and make room there")
         return Why(WaitReason.PREEMPTING, f"{message}; jobs that are ending there still hold room")
+
+    def promised_without_quota(self, places: Index, queue: int, flavour: int, short: Shortage) -> Why:
+        """The room that is promised is there, but what quota lacks is still held by others that end, on other nodes."""
+        held = self._of_flavour(self._names[short.resource], short.needed - short.available, flavour)
+        what = f"{held} of what queue {self._queue(queue)} may use"
+        return Why(WaitReason.PREEMPTING, f"{_promised_to(places)}; jobs that are ending still hold {what}")
 
     def quota_is_kept(self, queue: int, flavour: int, short: Shortage, ahead: int, priority: int) -> Why:
         resource = self._names[short.resource]
@@ -420,3 +425,8 @@ def _none(number: int, noun: str, verb: Literal["is", "passes"]) -> str:
     if number > 1:
         return f"none of the cluster's {number} {noun}s {verb}"
     return f"the cluster's only {noun} {'is not' if verb == 'is' else 'does not pass'}"
+
+
+def _promised_to(places: Index) -> str:
+    nodes = len(np.unique(places))
+    return f"{counted(nodes, 'node')} {'is' if nodes == 1 else 'are'} promised to this job"
