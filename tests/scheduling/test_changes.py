@@ -299,6 +299,27 @@ def test_who_would_claim_less_of_its_own_is_told_so_only_where_no_borrower_ahead
     whoever_does_what_would_help_starts(world)
 
 
+@pytest.mark.parametrize(("wish", "told"), [(5, 0), (4, 1)])
+def test_who_would_claim_less_is_told_so_only_where_no_borrower_ahead_would_start_with_more_then(
+    wish: int, told: int
+) -> None:
+    """`ahead` leaves what it would borrow to `small`, for `large` before that one lacks quota: it would not for `large`
+    with a single worker, which only finds room for one as well."""
+    queues = [
+        Queue("owner", gpus=8),
+        Queue("lender", gpus=4, parent="owner"),
+        Queue("borrower", gpus=8, lending=0, parent="owner"),
+    ]
+    jobs = [Job("runs", workers=3, gpus=2, queue="owner", holding=True)]
+    jobs += [Job("ahead", workers=wish, gpus=2, queue="borrower", priority=2)]
+    jobs += [Job("large", workers=3, gpus=4, queue="owner"), Job("small", gpus=1, queue="owner", submitted=1.0)]
+    world = snapshot([Node("a", gpus=8), Node("b", gpus=4), Node("c", gpus=1)], jobs, queues)
+    world.jobs.sizes.least[1], world.jobs.sizes.partial[1] = 1, True
+    assert len(plan(world).admissions[0].nodes) == 4
+    assert len(helps(world, "large")) == told
+    whoever_does_what_would_help_starts(world)
+
+
 def test_who_ranks_before_an_owner_with_a_reservation_is_told_nothing_that_rests_on_it() -> None:
     """`large` claims its queue's own before `small` waits for room, and would again in the next plan."""
     queues = [Queue("owner", gpus=8, cohort=0), Queue("borrower", gpus=0, cohort=0)]

@@ -66,8 +66,8 @@ class Helps:
         return self._alone(job, changes or self._of_other_choices(verdict, spare=spare)), elsewhere
 
     def _alone(self, job: int, changes: tuple[Change, ...]) -> tuple[Change, ...]:
-        """Without those by which a job would claim less of its own quota, where one ahead of it waits to borrow that:
-        it would start then, and may take the room as well."""
+        """Without those by which a job would claim less of its own quota, where one ahead of it waits to borrow that,
+        or would start with more workers: it may take the room as well."""
         if any(each.kind in _LESS for each in changes) and self._keeps_back(job):
             return tuple([each for each in changes if each.kind not in _LESS])
         return changes
@@ -84,7 +84,24 @@ class Helps:
             others = self._kept_back.get((round_.used.circle(queue), each.flavour), {})
             if not first and any(before < place and other != queue for other, before in others.items()):
                 return True
+            if self._cut_short.get((round_.used.circle(queue), each.flavour), {queue}) != {queue}:
+                return True
         return False
+
+    @cached_property
+    def _cut_short(self) -> dict[tuple[int, int], set[int]]:
+        """By tree of queues and flavour: the queues of those that start with fewer workers than they wish for. They may
+        have left the rest to an owner behind a job of its queue that lacks quota, and would have it if that wanted
+        less: see `muster.scheduling.owners`."""
+        round_, found = self._round, dict[tuple[int, int], set[int]]()
+        jobs = round_.snapshot.jobs
+        for each in round_.admissions:
+            job = jobs.rows[each.uid]
+            wish = int(jobs.workers[job]) + jobs.terms.shapes[job].spares
+            if jobs.pending[job] and jobs.queues[job] != NONE and len(each.nodes) < wish:
+                queue = round_.queue_of[job]
+                found.setdefault((round_.used.circle(queue), each.flavour), set()).add(queue)
+        return found
 
     @cached_property
     def _line_ends(self) -> dict[tuple[int, int], int]:
