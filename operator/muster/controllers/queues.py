@@ -226,28 +226,29 @@ def _ready(
     spent: Spent | None,
     ground: Ground | None,
 ) -> tuple[Reason, str]:
-    """Of the first on the way up that does not work; they take their whole branch with them. A budget that is used up
-    comes last: it mends itself."""
-    one = name
+    """Of the first on the way up that does not work; they take their whole branch with them. One that is drained comes
+    before those below that are held, for it stops what runs. A budget that is used up comes last: it mends itself."""
+    one, held = name, ""
     while one:
         whose = "its" if one == name else f"TrainingQueue {one!r} above it: its"
         policy = queues[one].spec.stop_policy
-        if one in errors:
+        if one in errors and not held:
             return Reason.INVALID_SPEC, errors[one] if one == name else f"TrainingQueue {one!r} above it {errors[one]}"
+        if policy is StopPolicy.HOLD_AND_DRAIN and one not in errors:
+            also = f"; {held} stopPolicy is hold, too" if held else ""
+            told = f"{whose} stopPolicy is holdAndDrain: {_DRAINED}, nothing starts until it is set to none"
+            return Reason.DRAINED, f"{told}{also}"
         if policy is StopPolicy.HOLD:
-            return (
-                Reason.HELD,
-                f"{whose} stopPolicy is hold: what runs goes on, nothing new starts until it is set to none",
-            )
-        if policy is StopPolicy.HOLD_AND_DRAIN:
-            return (
-                Reason.DRAINED,
-                f"{whose} stopPolicy is holdAndDrain: {_DRAINED}, nothing starts until it is set to none",
-            )
-        if one in line.faults:
+            held = held or whose
+        elif one in line.faults and not held:
             who = "" if one == name else f"TrainingQueue {one!r} above it "
             return _fault(queues[one].spec.parent or "", queues), f"{who}{_TAKES_NONE}{line.faults[one]}"
         one = line.parents.get(one, "")
+    if held:
+        drains = spent is not None and spent.drains
+        runs = _DRAINED if drains else "what runs goes on"
+        told = f"{held} stopPolicy is hold: {runs}, nothing new starts until it is set to none"
+        return Reason.HELD, f"{told}; {spent.message}" if spent is not None and drains else told
     if spent is not None:
         runs = _DRAINED if spent.drains else "what runs goes on"
         return Reason.BUDGET_EXHAUSTED, f"{spent.message}; {runs}"

@@ -14,6 +14,7 @@ from muster.api.trainingqueue import FairShare, TrainingQueue, TrainingQueueStat
 from muster.cluster.queues import QueueInput, lineage
 from muster.cluster.snapshot import JobInput, LevelInput, build
 from muster.cluster.views import NodeView
+from muster.controllers.accounts import Spent
 from muster.controllers.books import Tally, queue_status
 from muster.controllers.queues import (
     Ground,
@@ -359,6 +360,31 @@ def test_conditions_say_who_holds_the_queue() -> None:
     assert ready.message == (
         "TrainingQueue 'company' above it: its stopPolicy is holdAndDrain: what runs and is preemptible saves and "
         "stops, nothing starts until it is set to none"
+    )
+
+
+@pytest.mark.parametrize("below", ["hold", "none", "holdAndDrain"])
+def test_a_queue_that_is_held_below_one_that_is_drained_does_not_say_that_what_runs_goes_on(below: str) -> None:
+    company = trainingqueue("company", stopPolicy="holdAndDrain")
+    team = trainingqueue("team", parent="company", stopPolicy=below)
+    (ready, _) = status_of(team, [company, team]).conditions
+    assert (ready.status, ready.reason) == ("False", "Drained")
+    assert "what runs and is preemptible saves and stops" in ready.message
+    assert "what runs goes on" not in ready.message
+    assert ready.message.startswith("its" if below == "holdAndDrain" else "TrainingQueue 'company' above it: its")
+    assert ready.message.endswith("; its stopPolicy is hold, too") is (below == "hold")
+
+
+@pytest.mark.parametrize("drains", [True, False])
+def test_a_queue_that_is_held_says_where_its_budget_stops_what_runs(drains: bool) -> None:
+    team = trainingqueue("team", stopPolicy="hold")
+    told = standings({"team": team}, {}, {"team": Spent("queue team has used its 1 GPU hours", drains)})["team"]
+    assert (told.ready, told.reason) == (False, Reason.HELD)
+    assert told.message == (
+        "its stopPolicy is hold: what runs and is preemptible saves and stops, nothing new starts until it is set to "
+        "none; queue team has used its 1 GPU hours"
+        if drains
+        else "its stopPolicy is hold: what runs goes on, nothing new starts until it is set to none"
     )
 
 
