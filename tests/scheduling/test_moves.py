@@ -873,3 +873,23 @@ def test_elastic_jobs_shrink_to_a_lowered_limit_before_anybody_ends() -> None:
     evicted, shrunk = give_up(world, Ledger(world.queues, world.jobs), frozenset())
     assert not evicted
     assert [(each.row, len(each.nodes)) for each in shrunk] == [(0, 2)]
+
+
+@pytest.mark.parametrize("lent", [0, 2, 4])
+def test_an_elastic_job_shrinks_for_a_lowered_limit_by_no_more_than_its_queue_lends(lent: int) -> None:
+    """Whose quota was lowered may not be stopped. What the other queue has and does not lend is no use to it: given
+    back, the gang grows into it, and is asked for it again."""
+    jobs = [
+        Job("elastic", workers=8, gpus=1, queue="a", holding=True, on=("x",) * 8),
+        Job("firm", queue="b", holding=True, on=("y",)),
+    ]
+    queues = [
+        Queue("above", gpus=0, borrowing=0),
+        Queue("a", gpus=8, lending=lent, parent="above"),
+        Queue("b", gpus=0, parent="above"),
+    ]
+    world = elastic(snapshot([Node("x"), Node("y")], jobs, queues), 2, 8)
+    world = with_jobs(world, terms=replace(world.jobs.terms, preemptible=np.array([True, False])))
+    evicted, shrunk = give_up(world, Ledger(world.queues, world.jobs), frozenset())
+    assert not evicted
+    assert [(each.row, len(each.nodes)) for each in shrunk] == ([(0, 8 - lent)] if lent else [])

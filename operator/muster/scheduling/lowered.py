@@ -144,26 +144,26 @@ def _end(
 def _shrink(
     snapshot: Snapshot, ledger: Ledger, order: Sequence[int], cost: dict[int, float], limit: tuple[int, int, int]
 ) -> list[Shrunk]:
-    """Elastic jobs give replicas back, one job after the other, until nothing is in excess."""
-    shrunk = []
+    """Elastic jobs give replicas back, one job after the other, until nothing is in excess: each as many as help. What
+    its queue has by itself and does not lend is nobody's gain."""
+    shrunk, jobs = [], snapshot.jobs
     for row in order:
-        nodes = snapshot.jobs.runs.nodes_of(row)
+        nodes = jobs.runs.nodes_of(row)
         kept = nodes
         for replicas in range(1, replicas_to_spare(snapshot, row) + 1):
             before = ledger.excess(*limit)
             if before <= 0:
                 break
             going = without(snapshot, row, replicas, np.zeros(len(nodes), dtype=np.bool_))
-            _discharge(snapshot, ledger, row, len(kept) - int((~going).sum()))
+            given = needs_of(snapshot, row, len(kept) - int((~going).sum()))
+            ledger.discharge(int(jobs.queues[row]), int(jobs.flavours[row]), given)
+            if ledger.excess(*limit) >= before:
+                ledger.charge(int(jobs.queues[row]), int(jobs.flavours[row]), given)
+                break
             kept = nodes[~going]
         if len(kept) < len(nodes):
             shrunk.append(Shrunk(row, kept, cost[row]))
     return shrunk
-
-
-def _discharge(snapshot: Snapshot, ledger: Ledger, row: int, workers: int) -> None:
-    jobs = snapshot.jobs
-    ledger.discharge(int(jobs.queues[row]), int(jobs.flavours[row]), needs_of(snapshot, row, workers))
 
 
 def _move(snapshot: Snapshot, ledger: Ledger, row: int, left: int, *, end: bool) -> None:
