@@ -59,6 +59,12 @@ _KINDS: Final = {
     "InvalidAccessKeyId": Kind.ACCESS_DENIED,
     "XAdminUserNotFound": Kind.ACCESS_DENIED,  # versitygw's, for keys that nobody has
     "InvalidToken": Kind.ACCESS_DENIED,
+    "TokenRefreshRequired": Kind.ACCESS_DENIED,
+    "ExpiredTokenException": Kind.ACCESS_DENIED,  # STS's
+    "InvalidSecurity": Kind.ACCESS_DENIED,
+    "AccountProblem": Kind.ACCESS_DENIED,
+    "NotSignedUp": Kind.ACCESS_DENIED,
+    "UserSuspended": Kind.ACCESS_DENIED,  # Ceph's
     "SignatureDoesNotMatch": Kind.ACCESS_DENIED,
     "NoCredentialsError": Kind.NO_CREDENTIALS,
     "PartialCredentialsError": Kind.NO_CREDENTIALS,
@@ -79,10 +85,14 @@ _KINDS: Final = {
     "AuthorizationHeaderMalformed": Kind.MISCONFIGURED,
     "PermanentRedirect": Kind.MISCONFIGURED,
     "IllegalLocationConstraintException": Kind.MISCONFIGURED,
+    "301": Kind.MISCONFIGURED,
+    "308": Kind.MISCONFIGURED,
     "CertificateVerifyFailed": Kind.CERTIFICATE,
     "KMS": Kind.ENCRYPTION,
     "EncryptionNotImplemented": Kind.ENCRYPTION,
     "NotImplemented": Kind.NOT_IMPLEMENTED,
+    "MethodNotAllowed": Kind.NOT_IMPLEMENTED,
+    "405": Kind.NOT_IMPLEMENTED,
     "QuotaExceeded": Kind.FULL,
     "XMinioAdminBucketQuotaExceeded": Kind.FULL,
     "XMinioStorageFull": Kind.FULL,

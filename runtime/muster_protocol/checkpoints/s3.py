@@ -15,7 +15,7 @@ import botocore.exceptions
 from muster_protocol.checkpoints.checks import named
 from muster_protocol.checkpoints.pace import Pace
 from muster_protocol.checkpoints.pools import each_in, one_in
-from muster_protocol.checkpoints.s3_client import S3_ERRORS, code_of, endpoint_in_environment, make_client
+from muster_protocol.checkpoints.s3_client import S3_ERRORS, code_of, detail_of, endpoint_in_environment, make_client
 from muster_protocol.checkpoints.store import Body, Item, Level, Unfinished
 from muster_protocol.errors import storage_error
 from muster_protocol.manifest import ShardFile
@@ -160,7 +160,7 @@ class S3Store:
                 bucket=self._bucket,
                 key=self._full(key),
                 endpoint=self._endpoint,
-                detail=str(error),
+                detail=detail_of(error),
                 hints=self._hints,
             )
             raise storage_error(kind.value, text) from error

@@ -28,6 +28,8 @@ _WRITES: Final = ("PutObject", "CreateMultipartUpload")
 """The requests that say how an object is kept."""
 _BODIES: Final = ("PutObject", "UploadPart")
 """The requests that bring bytes."""
+_REGION: Final = "x-amz-bucket-region"
+"""The header that tells where a bucket is."""
 
 
 def endpoint_in_environment() -> str:
@@ -87,6 +89,7 @@ def make_client(endpoint: str, connections: int, *, attempts: int = 5, connect: 
         )
     except ValueError as error:
         raise _wrong(str(error)) from error
+    client.meta.events.register_first("needs-retry.s3.HeadBucket", _ask_no_further)
     if encryption:
         _encrypt(client, encryption, os.environ.get(env.S3_KMS_KEY, ""))
     sums = str(session.get_config_variable("request_checksum_calculation")).lower() != "when_required"
@@ -115,6 +118,13 @@ class _Provider:
             advisory_timeout=_TRUSTED_SECONDS - _REREAD_SECONDS,
             mandatory_timeout=0,
         )
+
+
+def _ask_no_further(request_dict: dict[str, Any], response: Any, **_more: Any) -> None:
+    """Where a server sends elsewhere and names no region, botocore looks for the bucket's by this very request. That is
+    sent elsewhere, too, and so on for as long as Python's stack lasts."""
+    if response is not None and _REGION not in response[1].get("ResponseMetadata", {}).get("HTTPHeaders", {}):
+        request_dict["context"].setdefault("s3_redirect", {})["redirected"] = True
 
 
 def _steady() -> datetime:
@@ -176,7 +186,21 @@ def code_of(error: Exception) -> str:
         code, message = str(found.get("Code", "")), str(found.get("Message", ""))
         if code == "NotImplemented" and ("encrypt" in message.lower() or "KMS" in message):
             return "EncryptionNotImplemented"  # MinIO without a key server
+        if not code:  # a proxy's, say, whose page is no XML of S3's
+            return str(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", ""))
         return "KMS" if code.startswith("KMS.") else code
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return "CertificateVerifyFailed"
     return type(error).__name__
+
+
+def detail_of(error: Exception) -> str:
+    """The library's own message; and what it leaves out: whose answer it was, and where that sends who asks."""
+    told = str(error) or repr(error)
+    if not isinstance(error, botocore.exceptions.ClientError):
+        return told
+    answer = error.response.get("ResponseMetadata", {})
+    status, place = answer.get("HTTPStatusCode"), answer.get("HTTPHeaders", {}).get("location", "")
+    if not error.response.get("Error", {}).get("Code"):
+        told = f"the answer to {error.operation_name} was HTTP status {status} with no word of S3's, as from a proxy"
+    return f"{told}; it sends who asks to {place.partition('?')[0]}" if place and status in range(300, 400) else told

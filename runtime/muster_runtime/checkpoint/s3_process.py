@@ -47,7 +47,7 @@ from muster_protocol.checkpoints.chain import found_in
 from muster_protocol.checkpoints.checks import named
 from muster_protocol.checkpoints.inventory import summary
 from muster_protocol.checkpoints.s3 import fetch, forget_object, forget_upload, received, unfinished_uploads
-from muster_protocol.checkpoints.s3_client import S3_ERRORS, code_of, endpoint_in_environment, make_client
+from muster_protocol.checkpoints.s3_client import S3_ERRORS, code_of, detail_of, endpoint_in_environment, make_client
 from muster_protocol.errors import CorruptCheckpointError
 from muster_protocol.storage_errors import Kind, kind_of, sentence
 from muster_runtime.checkpoint.bodies import Content, lent, pieces_into, send_unsigned
@@ -126,7 +126,7 @@ class Server:
         kind = kind_of(_code(error))
         key = header.get("key") or header.get("prefix") or ""
         text = sentence(
-            kind, bucket=self._bucket, key=self._full(key), endpoint=self._endpoint, detail=str(error) or repr(error)
+            kind, bucket=self._bucket, key=self._full(key), endpoint=self._endpoint, detail=detail_of(error)
         )
         return {"kind": kind.value, "message": text}
 

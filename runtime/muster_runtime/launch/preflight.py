@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import secrets
 import threading
 import time
@@ -160,7 +161,7 @@ class _Calls:
 
         self._fetch, self._forget = s3.fetch, s3.forget_object
         self._errors = s3_client.S3_ERRORS
-        self._code = s3_client.code_of
+        self._code, self._detail = s3_client.code_of, s3_client.detail_of
         self._bucket = uri.bucket
         self._endpoint = s3_client.endpoint_in_environment()
         try:
@@ -175,9 +176,10 @@ class _Calls:
             code = self._code(error)
             if code in ("404", "NotFound"):
                 raise self._not_found() from error
-            if kind_of(code) is not Kind.ACCESS_DENIED or code not in ("403", "AccessDenied", "Forbidden"):
+            if not re.fullmatch("[34]..", code) and code not in ("AccessDenied", "Forbidden"):
                 raise self._trouble(error, "") from error
-            # a policy may forbid to look at the bucket and still allow its objects
+            # A policy may forbid to look at the bucket and still allow its objects. What else it is, a token that has
+            # expired or another region, the next request tells: a HEAD's answer has no room for it.
 
     def _not_found(self) -> Trouble:
         """A HEAD's answer has no code, and some servers answer unknown keys by 404 too; a list's tells which it is."""
@@ -278,4 +280,5 @@ class _Calls:
 
     def _trouble(self, error: Exception, key: str) -> Trouble:
         kind = kind_of(self._code(error))
-        return Trouble(kind, sentence(kind, bucket=self._bucket, key=key, endpoint=self._endpoint, detail=str(error)))
+        detail = self._detail(error)
+        return Trouble(kind, sentence(kind, bucket=self._bucket, key=key, endpoint=self._endpoint, detail=detail))

@@ -13,7 +13,7 @@ from typing import Any
 import boto3
 import pytest
 from made_store import MadeStore, served
-from proxy import Act, Proxy, drop, drop_answer, duplicate, error, forward
+from proxy import Act, Handler, Proxy, drop, drop_answer, duplicate, error, forward
 
 from muster_protocol import launcher_api as api
 from muster_protocol.exits import EXIT_CONFIG, Cause, ExitFacts
@@ -124,6 +124,83 @@ def test_keys_that_may_not_list_are_told_before_anything_is_written(
         check(parse_uri("s3://models/unlisted"))
     assert caught.value.kind is Kind.ACCESS_DENIED
     assert not [key for key in objects(as_user) if key.startswith("unlisted")]
+
+
+def answer(status: int, code: str, *headers: tuple[str, str]) -> Act:
+    """As S3 does, whose answer to a HEAD has no room for the code; "" for a page of a proxy's."""
+
+    def act(handler: Handler) -> None:
+        page = f"<Error><Code>{code}</Code><Message>made up</Message></Error>" if code else "<html>made up</html>"
+        content = b"" if handler.command == "HEAD" else page.encode()
+        handler.answer(status, [("Content-Type", "text/html"), *headers], content)
+
+    return act
+
+
+class AllAnswered(Proxy):
+    """Every request is answered so."""
+
+    act: Act
+
+    def act_for(self, request: str) -> Act:
+        return self.act
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "said"),
+    [
+        (400, "ExpiredToken", Kind.ACCESS_DENIED, "access to s3://models/x/step-"),
+        (400, "TokenRefreshRequired", Kind.ACCESS_DENIED, "check the keys in checkpoint.secretRef"),
+        (400, "AuthorizationHeaderMalformed", Kind.MISCONFIGURED, "and AWS_REGION"),
+        (301, "PermanentRedirect", Kind.MISCONFIGURED, "and AWS_REGION"),
+        (
+            301,
+            "",
+            Kind.MISCONFIGURED,
+            "301 with no word of S3's, as from a proxy; it sends who asks to https://s3/models)",
+        ),
+        (
+            308,
+            "",
+            Kind.MISCONFIGURED,
+            "308 with no word of S3's, as from a proxy; it sends who asks to https://s3/models)",
+        ),
+        (307, "", Kind.OTHER, "it sends who asks to https://s3/models)"),
+        (403, "", Kind.ACCESS_DENIED, "HTTP status 403 with no word of S3's"),
+        (403, "RequestTimeTooSkewed", Kind.CLOCK, "set the one that is wrong"),
+    ],
+)
+def test_what_a_head_has_no_room_for_is_told(
+    as_user: Any, monkeypatch: pytest.MonkeyPatch, status: int, code: str, kind: Kind, said: str
+) -> None:
+    """A look at a bucket is answered by a number alone, which may be a token's that has expired: for that the gang
+    would start anew for ever."""
+    between = AllAnswered(as_user.endpoint)
+    between.act = answer(status, code, ("Location", "https://s3/models?list-type=2"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", between.endpoint)
+    found = check_patiently(parse_uri("s3://models/x"), print, retry_seconds=0)
+    assert found is not None
+    assert (found.kind, said in found.sentence) == (kind, True), found.sentence
+    assert (found.facts().cause is Cause.STORAGE) == (kind not in (Kind.OTHER, Kind.CLOCK))
+
+
+class NothingDeleted(Proxy):
+    """A server whose objects are for good."""
+
+    def act_for(self, request: str) -> Act:
+        return error(405, "MethodNotAllowed") if request.startswith("DELETE") else forward
+
+
+def test_a_server_that_deletes_nothing_is_no_place_for_checkpoints(
+    as_user: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", NothingDeleted(as_user.endpoint).endpoint)
+    found = check_patiently(parse_uri("s3://models/for-good"), print, retry_seconds=0)
+    assert found is not None
+    assert (found.kind, found.facts().cause) == (Kind.NOT_IMPLEMENTED, Cause.STORAGE)
+    assert "doesn't know a request" in found.sentence
+    for key in objects(as_user):
+        client_of(as_user).delete_object(Bucket="models", Key=key)
 
 
 def test_an_unreachable_server_is_tried_again_then_told(as_user: Any, monkeypatch: pytest.MonkeyPatch) -> None:
