@@ -72,6 +72,8 @@ class Endings:
         if own.echo and done:  # the script lets a rank leave before the others
             message = f"rank {done[0]} {verdict.LEFT_EARLY}; {own.message}"
             own = replace(own, crash=False, message=message, signature=verdict.ONE_LEFT)
+        if own.cause is Cause.STORAGE and self.committed() is not None:
+            own = verdict.refused_since(own)
         if not self._standing.may_be_known_again(self._step(), self._state.clock()):
             own = replace(own, signature="")
         say(own.message)

@@ -128,6 +128,15 @@ def failure(
     return Failure(rank, exit_code, Cause.USER, message, traceback, echo, words, crash, known)
 
 
+def refused_since(own: Failure) -> Failure:
+    """The end of a rank to which the store refuses what it took of this pod before, as to keys that were rotated. What
+    its Secret has by now reaches new pods alone; whether that is taken, their look at the storage tells for good."""
+    told = (
+        "the store took checkpoints of these pods before, so new pods try it, with the keys that the Secret has by now"
+    )
+    return replace(own, cause=Cause.INFRASTRUCTURE, message=f"{own.message}; {told}")
+
+
 def _signal(exit_code: int) -> int:
     """The signal that ended the rank, or its script behind a shell, which then exits with 128 and the number; or 0."""
     number = -exit_code if exit_code < 0 else exit_code - 128

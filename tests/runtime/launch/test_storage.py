@@ -84,6 +84,31 @@ def test_a_rank_that_is_denied_its_store_ends_the_run(make_gang: Callable[..., A
     assert (facts.cause, facts.exit_code) == (Cause.STORAGE, exits.EXIT_CONFIG)
 
 
+def test_keys_that_were_taken_in_these_pods_before_may_be_others_in_new_ones(
+    make_gang: Callable[..., Any], tmp_path: Path
+) -> None:
+    """A pod has its keys in its environment. Where they are rotated the job must not fail for good: its Secret has the
+    right ones."""
+    script = (
+        "import muster_runtime as muster\nfrom torch import nn\n"
+        "from muster_runtime.errors import storage_error\n"
+        "session = muster.start()\nsession.track(model=session.wrap(nn.Linear(1, 1)))\n"
+        "for step in session.steps(9):\n"
+        "    if step == 5: raise storage_error('AccessDenied', 'check the keys')\n"
+    )
+    more = {env.CHECKPOINT_EVERY_STEPS: "2", env.CHECKPOINT_BLOCKING: "1", "MUSTER_RESTARTS_IN_PLACE": "3"}
+    gang = make_gang(2, **{env.CHECKPOINT_URI: f"file://{tmp_path}/own", **more})
+    ends = [pod.end() for pod in gang.all(gang.script(script))]
+    facts = min(ends, key=lambda end: end.cause is Cause.PEER)
+    assert (facts.cause, facts.exit_code, facts.committed_step) == (
+        Cause.INFRASTRUCTURE,
+        exits.EXIT_INFRASTRUCTURE,
+        4,
+    )
+    assert "check the keys; the store took checkpoints of these pods before, so new pods try it" in facts.message
+    assert all(end.exit_code == exits.EXIT_INFRASTRUCTURE for end in ends)
+
+
 def test_a_checkpoint_that_is_not_there_ends_the_run_with_a_sentence_about_from(
     make_gang: Callable[..., Any], tmp_path: Path
 ) -> None:
