@@ -23,6 +23,7 @@ class Kind(str, Enum):
     CERTIFICATE = "Certificate"
     ENCRYPTION = "Encryption"
     NOT_IMPLEMENTED = "NotImplemented"
+    ARCHIVED = "Archived"
     FULL = "Full"
     CLOCK = "Clock"
     NETWORK = "Network"
@@ -40,6 +41,7 @@ LASTING: Final = frozenset(
         Kind.CERTIFICATE,
         Kind.ENCRYPTION,
         Kind.NOT_IMPLEMENTED,
+        Kind.ARCHIVED,
     }
 )
 """Somebody has to mend these; trying again does not help."""
@@ -93,6 +95,7 @@ _KINDS: Final = {
     "NotImplemented": Kind.NOT_IMPLEMENTED,
     "MethodNotAllowed": Kind.NOT_IMPLEMENTED,
     "405": Kind.NOT_IMPLEMENTED,
+    "InvalidObjectState": Kind.ARCHIVED,
     "QuotaExceeded": Kind.FULL,
     "XMinioAdminBucketQuotaExceeded": Kind.FULL,
     "XMinioStorageFull": Kind.FULL,
@@ -208,6 +211,11 @@ def sentence(
         return f"{where} can't be written encrypted{at}; check {hints.encryption} and the key's policy{tail}"
     if kind is Kind.NOT_IMPLEMENTED:
         return f"the S3 server{at} doesn't know a request that {where} needs; use a server that does{tail}"
+    if kind is Kind.ARCHIVED:
+        return (
+            f"{where} lies in an archive{at}, as by a lifecycle rule of the bucket, where it can't be read; bring back "
+            f"all that lies beside it (aws s3api restore-object), and leave the run's prefix out of that rule{tail}"
+        )
     if kind is Kind.FULL:
         return f"there is no room left for {where}{at}; raise its quota, or delete what nobody needs there{tail}"
     if kind is Kind.CLOCK:

@@ -184,6 +184,11 @@ def take(
             except CorruptCheckpointError as error:
                 damaged[key] = Damaged(key, str(error))
                 continue
+            except StorageRefusedError as error:
+                if error.kind != Kind.ARCHIVED.value:
+                    raise
+                damaged[key] = Damaged(key, str(error))
+                continue
         committed[key] = checkpoint
         links = [*checkpoint.links, *links]  # depth first: the chain of LATEST before all others
     left, unlisted = _unfinished(store) if unfinished else ((), "")

@@ -64,6 +64,15 @@ class NothingDeleted(Proxy):
         return error(403, "AccessDenied") if request.startswith("DELETE") and self.name in request else forward
 
 
+class Archived(Proxy):
+    """A bucket whose lifecycle rule has moved what is named so to an archive."""
+
+    name = ""
+
+    def act_for(self, request: str) -> Act:
+        return error(403, "InvalidObjectState") if request.startswith("GET") and self.name in request else forward
+
+
 class Full(Proxy):
     """A bucket whose quota is used up."""
 

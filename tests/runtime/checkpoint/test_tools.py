@@ -25,7 +25,7 @@ import torch
 from hack.needs_torch import needs_torch
 from hack.s3server import serving
 from made import MadeRun, MemoryStore, WatchedStore, read_whole
-from proxy import Act, Full, NothingDeleted, NoUploadsListed, Proxy, error, forward
+from proxy import Act, Archived, Full, NothingDeleted, NoUploadsListed, Proxy, error, forward
 from typer.testing import CliRunner
 
 from muster.cli.app import app
@@ -434,6 +434,33 @@ def test_a_prune_that_may_not_delete_leaves_all_to_be_read(
     assert not [item.key for item in store.objects("step-") if "TOMBSTONE" in item.key]
     assert "5 of 5 checkpoints are whole" in muster("verify", s3_uri, "--all")
     store.close()
+
+
+def test_what_a_rule_of_the_bucket_has_archived_is_told_as_that(
+    s3_environment: S3Server, s3_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(parse_uri(s3_uri), None)
+    begun(store, 5)
+    proxy = Archived(s3_environment.endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.endpoint)
+    told = "lies in an archive at http"
+    proxy.name = "step-00000005/1-0/rank"
+    verified = muster("verify", s3_uri, code=2)
+    assert (told in verified, "DAMAGED" in verified) == (True, False), verified
+    proxy.name = "step-00000002/1-0/manifest.json"
+    listed = muster("ls", s3_uri, "--all")
+    assert [line.split()[0] for line in listed.splitlines() if "ancestor" in line or "LATEST" in line] == [
+        "5",
+        "4",
+        "3",
+    ]
+    assert told in listed
+    assert "restore-object" in muster("show", f"{s3_uri}@2", code=2)
+    muster("prune", s3_uri, "--last", "1", "--yes")
+    store.close()
+    proxy.shutdown()
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_environment.endpoint)
+    assert "5 of 5 checkpoints are whole" in muster("verify", s3_uri, "--all"), "brought back, it is what it was"
 
 
 def test_a_bucket_with_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
