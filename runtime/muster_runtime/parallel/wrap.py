@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
@@ -57,11 +58,14 @@ def wrap_model(
 
 
 def _refuse(model: nn.Module, where: str) -> None:
-    if isinstance(model, DistributedDataParallel):
-        raise UsageError(
-            f"{where}: the model is already in DistributedDataParallel; remove that line and give session.wrap the "
-            "model itself"
-        )
+    for name, part in model.named_modules():
+        if isinstance(part, (DistributedDataParallel, FullyShardedDataParallel)):
+            what = f"the model's {name!r}" if name else "the model"
+            kind = "Distributed" if isinstance(part, DistributedDataParallel) else "FullySharded"
+            raise UsageError(
+                f"{where}: {what} is already in {kind}DataParallel; remove that line and give session.wrap the model "
+                "itself"
+            )
     if any(is_lazy(parameter) for parameter in model.parameters()):
         raise UsageError(
             f"{where}: the model has parameters whose shapes its first batch decides (nn.LazyLinear and its like); "

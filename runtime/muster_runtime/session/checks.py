@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -45,6 +46,11 @@ def refuse_untrackable(name: str, thing: Any, tracked: Sequence[Tracked], where:
         raise UsageError(
             f"{where}: {name!r} is in DistributedDataParallel twice: session.wrap made it data-parallel at "
             f"{wrapped_at(thing)}; remove the other line"
+        )
+    if isinstance(thing, nn.Module) and any(isinstance(part, FullyShardedDataParallel) for part in thing.modules()):
+        raise UsageError(
+            f"{where}: {name!r} is in FullyShardedDataParallel of your own, whose shards no checkpoint takes; remove "
+            "that line and use session.wrap, with strategy fsdp or hsdp"
         )
     if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(thing).__mro__):
         raise UsageError(

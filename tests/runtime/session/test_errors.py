@@ -91,6 +91,25 @@ CASES = {
         "import torch.distributed as dist\nmodel = session.wrap(DistributedDataParallel(net))  # here\n",
         r"script.py:{here}: the model is already in DistributedDataParallel; remove that line",
     ),
+    "the user's own FSDP inside": (
+        "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+        "model = session.wrap(FSDP(net, device_id=torch.device('cpu')))  # here\n",
+        r"script.py:{here}: the model is already in FullyShardedDataParallel; remove that line",
+    ),
+    "the user's own FSDP in a part": (
+        "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+        "net = nn.Sequential(FSDP(net, device_id=torch.device('cpu')))\nmodel = session.wrap(net)  # here\n",
+        r"script.py:{here}: the model's '0' is already in FullyShardedDataParallel; remove that line",
+    ),
+    "the user's own FSDP alone": (
+        "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+        "model = FSDP(net, device_id=torch.device('cpu'))\nsession.track(model=model)  # here\n",
+        r"script.py:{here}: 'model' is in FullyShardedDataParallel of your own.*use session.wrap, with strategy fsdp",
+    ),
+    "the user's own DDP compiled": (
+        "model = session.wrap(torch.compile(DistributedDataParallel(net), backend='eager'))  # here\n",
+        r"script.py:{here}: the model's '_orig_mod' is already in DistributedDataParallel; remove that line",
+    ),
     "the user's own DDP outside": (
         "model = DistributedDataParallel(session.wrap(net))\nsession.track(model=model)  # here\n",
         r"script.py:{here}: 'model' is in DistributedDataParallel twice",
