@@ -87,6 +87,11 @@ test-gpu: setup ## tests that need a CUDA GPU, which `make test` leaves out even
 test-torch: setup ## tests of the runtime under another torch, in an environment of its own (TORCH=2.6.0 PYTEST="-k resume")
 	@.venv/bin/python -m hack.other_torch $(TORCH) $(PYTEST)
 
+.PHONY: test-kubernetes
+test-kubernetes: setup ## tests of API server and operator against another Kubernetes (KUBERNETES=1.31.14 ETCD=3.5.21 PYTEST="-k crds")
+	@MUSTER_KUBERNETES=$(or $(KUBERNETES),$(error say which: KUBERNETES=1.31.14)) $(if $(ETCD),MUSTER_ETCD=$(ETCD)) \
+	  .venv/bin/python -m pytest -m cluster -n 2 --dist loadfile tests/cluster $(PYTEST)
+
 .PHONY: bench-preemption
 bench-preemption: setup ## choose victims among 1,000 candidates on 12,500 nodes: time on one core, gap to a lower bound
 	@.venv/bin/python bench/preemption.py $(ARGS)

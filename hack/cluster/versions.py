@@ -1,17 +1,19 @@
 """What the local cluster is made of, and at which version.
 
 Everything is pinned. A version is part of the name of whatever is cached, so changing one here makes the next start
-build just that part again and leaves what older checkouts use in place.
+build just that part again and leaves what older checkouts use in place. The environment may name another Kubernetes,
+and the etcd whose libraries it is made with (`make test-kubernetes`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass, field
 
-KUBERNETES = "1.36.3"
-ETCD = "3.6.8"
+KUBERNETES = os.environ.get("MUSTER_KUBERNETES", "1.36.3")
+ETCD = os.environ.get("MUSTER_ETCD", "3.6.8")
 CONTAINERD = "2.4.2"
 COREDNS = "1.15.0"
 KWOK = "0.8.0"

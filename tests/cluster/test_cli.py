@@ -62,7 +62,7 @@ def test_jobs_and_queues_are_listed(control_plane: ControlPlane, namespace: str,
         control_plane.kubectl("delete", "trainingqueue", namespace)
         gone = muster("jobs", "-q", namespace, *config)
         assert "tiny" in gone.stdout, "what is left of a queue can be found"
-        assert f"there is no TrainingQueue '{namespace}' any more" in gone.stderr
+        assert f"there is no TrainingQueue '{namespace}'" in gone.stderr
         control_plane.apply({**queue, "spec": {"cohort": "all", "quotas": [quota]}})
     finally:
         control_plane.kubectl("delete", "trainingqueue", namespace)
