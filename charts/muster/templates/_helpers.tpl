@@ -66,7 +66,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
 {{/*
-Annotations of an object of a kind (dict "root" $ "kind" KIND) that comes with this same chart. Helm looks all kinds up before it makes the first
+Annotations of an object of a kind (dict "root" $ "kind" KIND "spec" SPEC) that comes with this same chart. Helm looks all kinds up before it makes the first
 object, so at the first install, when the API server does not know the kind yet, the object is a hook; later upgrades
 adopt it as a plain part of the release, for which it bears Helm's marks of ownership from the start. A rollback to that
 first revision takes the part away, and makes it again as the hook; one that Helm is told to keep ("keep" true) stays as it
@@ -74,12 +74,31 @@ is, for the hook would take it away, and with it what people have made of it: a 
 */}}
 {{- define "muster.ownKindAnnotations" -}}
 {{- if .root.Capabilities.APIVersions.Has (printf "muster.dev/v1alpha1/%s" .kind) }}
+{{- include "muster.refuseSilentAdoption" . }}
 {}
 {{- else }}
 helm.sh/hook: post-install,post-upgrade{{ if not .keep }},post-rollback{{ end }}
 helm.sh/hook-delete-policy: before-hook-creation
 meta.helm.sh/release-name: {{ .root.Release.Name }}
 meta.helm.sh/release-namespace: {{ .root.Release.Namespace }}
+{{- end }}
+{{- end }}
+
+{{/*
+Helm 3 adopts an object without changing it: what the values say otherwise than at the install would be lost without a
+word, in this upgrade and in all that say the same. So it is changed by hand once, and loses the mark of a hook: Helm
+changes it from then on. Helm 4 applies what it adopts. The API server has filled in defaults, within lists, too.
+*/}}
+{{- define "muster.refuseSilentAdoption" -}}
+{{- $live := lookup "muster.dev/v1alpha1" .kind "" "default" }}
+{{- if and $live (hasKey (dig "metadata" "annotations" dict $live) "helm.sh/hook") (semverCompare "<4.0.0-0" .root.Capabilities.HelmVersion.Version) }}
+{{- $filled := "\"(capacity|gpuType)\":\"(on-demand)?\"," }}
+{{- $there := regexReplaceAll $filled (toJson $live.spec) "" }}
+{{- $wanted := regexReplaceAll $filled (toJson (mergeOverwrite (deepCopy $live.spec) (deepCopy .spec))) "" }}
+{{- if ne $there $wanted }}
+{{- $patch := toJson (dict "metadata" (dict "annotations" (dict "helm.sh/hook" nil)) "spec" .spec) }}
+{{- fail (printf "Helm 3 would leave the %s \"default\" as it is, which is not what the values say. Change it by hand this once, and upgrade again:  kubectl patch %s default --type=merge -p '%s'  or, to keep what it has:  kubectl annotate %s default helm.sh/hook-" .kind (lower .kind) $patch (lower .kind)) }}
+{{- end }}
 {{- end }}
 {{- end }}
 
