@@ -278,7 +278,8 @@ class TrainingJobStatus(Model):
     promise: Promise | None = None
     """Room that is kept for the job until those that are asked to leave it are gone."""
     placements: Annotated[int, Ge(0), Int64()] | None = None
-    """Placements so far; the next one gets this number plus one."""
+    """Number of the last placement; the next one gets this number plus one. The first is 1, or higher where a lost node
+    still keeps pods of a deleted job of this name."""
     incarnation: Annotated[int, Ge(0), Int64()] | None = None
     """Counts every re-join or restart of the gang's processes."""
     restarts: Count | None = None

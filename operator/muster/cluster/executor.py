@@ -274,7 +274,12 @@ class Executor:
         if any(owner.get("uid") == job.uid for owner in owners):
             return
         if any(owner.get("kind") == "TrainingJob" for owner in owners):
-            outcome.incomplete = "the Service of an earlier job of this name is not gone yet"
+            name = found["metadata"]["name"]
+            outcome.incomplete = (
+                "the Service of an earlier job of this name is not gone yet, which Kubernetes' garbage collector "
+                "takes: where that goes on, see how kube-controller-manager is, or delete it:  "
+                f"kubectl delete service {name} -n {job.namespace}"
+            )
             return
         uid = (found["metadata"].get("labels") or {}).get(names.JOB_UID_LABEL)
         if uid and not owners:
@@ -325,7 +330,10 @@ class Executor:
         owners = found["metadata"].get("ownerReferences") or []
         stale = any(owner.get("kind") == "TrainingJob" and owner.get("uid") != job.uid for owner in owners)
         if view.terminating or stale:
-            outcome.incomplete = f"an earlier pod {name} is not gone yet"
+            outcome.incomplete = (
+                f"an earlier pod {name} is not gone yet, which node {view.node} has to end; if that node does not come "
+                f"back:  kubectl delete node {view.node}"
+            )
         else:
             outcome.refused = f"a pod {name!r} that is not this gang's has the name; delete it"
         return None

@@ -209,6 +209,19 @@ class Cache:
         living = set(self._jobs.values())
         return [owner for owner in self._owned if owner[1] not in living]
 
+    def stranded(self) -> dict[Key, int]:
+        """By name of jobs that are gone: the highest generation of pods that lost nodes keep of them, perhaps for days,
+        and with them the names that pods of a new job of that name would have."""
+        found = dict[Key, int]()
+        for owner in self.bereft():
+            pods = self.pods_of(owner)
+            lost = self.lost_nodes(pod.node for pod in pods)
+            for pod in pods:
+                if pod.node in lost:
+                    key = (pod.namespace, pod.job)
+                    found[key] = max(found.get(key, 0), pod.generation)
+        return found
+
     def nodes(self) -> list[NodeView]:
         return list(self._nodes.items.values())
 

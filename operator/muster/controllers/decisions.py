@@ -21,6 +21,7 @@ from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.jobs import JobInput
 from muster.cluster.status import Draft, finished, reason_of
 from muster.controllers import devices, planning, replacing, terms
+from muster.controllers.cache import Key
 from muster.controllers.claims import Claims
 from muster.controllers.inputs import unmade
 from muster.controllers.lifecycle import preemption
@@ -67,12 +68,12 @@ class Decisions:
         claims: Claims,
         start: Start,
         why_drained: Callable[[str], str],
+        stranded: Callable[[], Mapping[Key, int]],
     ) -> None:
-        """`why_drained`: what a queue is drained for."""
-        self._worker, self._why_drained = worker, why_drained
+        """`why_drained`: what a queue is drained for; `stranded`: as `Cache.stranded`."""
+        self._worker, self._why_drained, self._stranded = worker, why_drained, stranded
         self._records = records
-        self._claims = claims
-        self._start = start
+        self._claims, self._start = claims, start
         self._writes = Writes()
 
     def carry_out(self, snapshot: Snapshot, decided: Plan, names: Names) -> None:
@@ -103,15 +104,17 @@ class Decisions:
         for promise in decided.reduced:
             if promise.uid not in starting:
                 self._reduce(snapshot, promise, now)
+        stranded = self._stranded() if decided.admissions else {}
         for admission in decided.admissions:
-            self._admit(snapshot, admission, now)
+            self._admit(snapshot, admission, stranded, now)
 
-    def _admit(self, snapshot: Snapshot, admission: Admission, now: datetime) -> None:
+    def _admit(self, snapshot: Snapshot, admission: Admission, stranded: Mapping[Key, int], now: datetime) -> None:
         record = self._records[admission.uid]
         if record.task is not None or not record.plannable:
             record.stand = ()  # its room is promised, but it can't start yet: plan anew after its next turn
             return
-        generation = (record.job.status.placements or 0) + 1
+        before, identity = record.job.status, record.identity
+        generation = max(before.placements or 0, stranded.get((identity.namespace, identity.name), 0)) + 1
         placement = planning.placement_of(
             snapshot,
             admission.nodes,
@@ -138,8 +141,7 @@ class Decisions:
         told = find_condition(status.conditions, ConditionType.ADMITTED.value)
         # A job's ordinary life takes five writes: who waited for its first turn had its word, and has no Event as well.
         # The log tells of it. But who was told by one that room is made for it is told, too, that it has it.
-        before = record.job.status
-        ordinary = generation == 1 and before.queue is not None and before.promise is None and not hindered(before)
+        ordinary = not (before.placements or before.promise or hindered(before)) and before.queue is not None
         note = Note(EventReason.ADMITTED, told.message if told else "", logged=ordinary)
         record.assumed, record.waiting, record.plannable, record.told = placement, None, False, ()
         self._start(record, self._worker.place(record, status, note))

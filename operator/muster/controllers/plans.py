@@ -114,7 +114,12 @@ class Plans:
         self._spent: dict[str, Spent] = {}
         self.inputs = Inputs(cache, worker.settings, claims, self._prices)
         self._decisions = Decisions(
-            worker, records, claims, start, lambda queue: why_drained(queue, cache.queues, self._spent.get(queue))
+            worker,
+            records,
+            claims,
+            start,
+            why_drained=lambda queue: why_drained(queue, cache.queues, self._spent.get(queue)),
+            stranded=cache.stranded,
         )
         self.books = Books(cache, worker.executor, self._prices, currency)
         self._words = Words(worker, records, roster.holders, start, self._later)

@@ -1,4 +1,4 @@
-"""The name of a job's Service is taken: by whom, and what helps."""
+"""The name of a job's Service, or of its pods, is taken: by whom, and what helps."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from muster.api.placement import Placement
 from muster.cluster.errors import ApiError
 from muster.cluster.executor import Executor, Outcome
 from muster.cluster.pods import Identity
+from muster.cluster.views import PodView
+
+from .loops import World, world
 
 pytestmark = pytest.mark.unit
 
@@ -52,6 +55,47 @@ async def test_a_service_of_somebody_else_is_left_alone() -> None:
 
 async def test_an_earlier_jobs_is_waited_for_and_its_own_taken() -> None:
     earlier, own = ([{"kind": "TrainingJob", "uid": uid}] for uid in ("old", "new"))
-    assert "not gone yet" in (await made(labels=OURS, ownerReferences=earlier)).incomplete
+    told = (await made(labels=OURS, ownerReferences=earlier)).incomplete
+    assert "not gone yet" in told
+    assert told.endswith("kubectl delete service llama -n research")
     found = await made(labels=OURS, ownerReferences=own)
     assert (found.refused, found.incomplete) == ("", "")
+
+
+def leave(place: World, node: str, generation: int) -> None:
+    """A pod of a job `llama` that is gone, as its node has not ended it."""
+    labels = {"job": "llama", "generation": str(generation), "index": "0", "attempt": "0"}
+    owner = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "name": "llama", "uid": "old"}
+    raw: dict[str, Any] = {
+        "metadata": {
+            "namespace": "ns",
+            "name": f"llama-g{generation}-0-0",
+            "uid": f"old-{generation}",
+            "labels": {f"muster.dev/{key}": value for key, value in labels.items()},
+            "ownerReferences": [owner | {"controller": True}],
+            "deletionTimestamp": "2026-03-01T12:00:00Z",
+        },
+        "spec": {"nodeName": node, "containers": [{"name": "trainer"}]},
+        "status": {"phase": "Running"},
+    }
+    pod = PodView.from_raw(raw)
+    place.pods.items[pod.key] = pod
+    place.cache.on_pod(pod.key, pod)
+
+
+async def test_a_job_made_again_does_not_wait_for_pods_that_a_lost_node_keeps() -> None:
+    async with world() as place:
+        for generation in (1, 2):
+            leave(place, "dead", generation)
+        place.submit("llama")
+        await place.until(lambda: {"llama-g3-0-0", "llama-g3-1-0"} <= place.server.pods.keys())
+        assert place.status("llama")["placement"]["generation"] == 3
+
+
+async def test_pods_that_save_on_a_node_which_answers_are_waited_for() -> None:
+    """What they save is what the job made again goes on from."""
+    async with world() as place:
+        leave(place, "n", 1)
+        place.submit("llama")
+        await place.until(lambda: place.placed("llama"))
+        assert place.status("llama")["placement"]["generation"] == 1
