@@ -70,6 +70,7 @@ class Situations:
             unfit_nodes=self._unfit(record, pods, lost_nodes, now),
             refusal=record.refusal,
             unmade=record.unmade,
+            stranded=self._stranded(record),
             launcher=self.progress.launcher_of(record),
             answered_ago=monotonic - record.launcher_at,
             unanswered_for=self.progress.unanswered_for(record),
@@ -98,6 +99,10 @@ class Situations:
             idle=idle_limit(record.spec.queue, self.cache.queues) if placement else None,
             typical_start=self.inputs.starts.typical,
         )
+
+    def _stranded(self, record: Record) -> int:
+        identity = record.identity
+        return self.cache.stranded().get((identity.namespace, identity.name), 0) if record.unmade else 0
 
     def _unfit(self, record: Record, pods: Pods, lost_nodes: frozenset[str], now: datetime) -> frozenset[str]:
         """Nodes of a running gang on which no pod of it can be made now, of those where one may have to be made."""

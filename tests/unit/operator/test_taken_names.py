@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -90,6 +91,20 @@ async def test_a_job_made_again_does_not_wait_for_pods_that_a_lost_node_keeps() 
         place.submit("llama")
         await place.until(lambda: {"llama-g3-0-0", "llama-g3-1-0"} <= place.server.pods.keys())
         assert place.status("llama")["placement"]["generation"] == 3
+
+
+async def test_a_gang_that_meets_them_since_its_node_was_lost_later_is_taken_back() -> None:
+    """And placed anew, with other names."""
+    async with world() as place:
+        place.nodes.items["dying"] = replace(place.nodes.items["n"], name="dying", unschedulable=True)
+        leave(place, "dying", 1)
+        place.server.fail["POST pods"] = lambda: ApiError(503, "", "as if the name were taken")
+        place.submit("llama")
+        await place.until(lambda: place.server.calls["POST pods"])
+        del place.nodes.items["dying"]
+        place.cache.on_node("dying", None)
+        await place.until(lambda: place.status("llama").get("withdrawals"))
+        assert "a node that keeps pods of an earlier job is lost" in str(place.notes)
 
 
 async def test_pods_that_save_on_a_node_which_answers_are_waited_for() -> None:

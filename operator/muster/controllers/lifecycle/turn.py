@@ -131,6 +131,7 @@ class Situation:
         unfit_nodes: names of the placement's nodes on which no pod of the gang can be made now.
         refusal: why a pod of the present placement could not be made, or None.
         unmade: the same where it may pass and is tried again, or "".
+        stranded: with `unmade`, the highest generation of pods that lost nodes keep of an earlier job so named; else 0.
         launcher: the last answer of the gang's launcher in this placement, or None.
         answered_ago: seconds since it was given.
         unanswered_for: seconds between the first and the last question that the launcher has left unanswered; 0.0 while
@@ -169,6 +170,7 @@ class Situation:
     unfit_nodes: frozenset[str] = frozenset()
     refusal: Refusal | None = None
     unmade: str = ""
+    stranded: int = 0
     launcher: LauncherStatus | None = None
     answered_ago: float = float("inf")
     unanswered_for: float = float("inf")

@@ -67,6 +67,8 @@ def _obstacles(turn: Turn) -> Iterator[Obstacle]:
     assert placement is not None
     if refusal is not None and refusal.generation == placement.generation:
         yield Obstacle(Reason.POD_REFUSED.value, refusal.message)
+    if turn.s.stranded >= placement.generation:  # the node was lost later; the next placement's pods have other names
+        yield Obstacle(Reason.POD_REFUSED.value, f"a node that keeps pods of an earlier job is lost: {turn.s.unmade}")
     if turn.s.namespace_ends and len(turn.gang) < placement.workers:
         yield Obstacle(Reason.POD_REFUSED.value, f"{NAMESPACE_ENDS}, so no pod can be made there")
     for pod in sorted(turn.gang, key=lambda pod: pod.index):
