@@ -89,6 +89,8 @@ def test_no_section_takes_unknown_keys() -> None:
         {"topology": {"levels": [{"name": "rack"}]}},
         {"gangPriorityClass": {"value": 2000000000}},
         {"log": {"level": "LOUD"}},
+        {"tolerations": ["gpu"]},
+        {"networkPolicy": {"metricsFrom": ["monitoring"]}},
     ],
     ids=str,
 )
