@@ -90,6 +90,7 @@ _KINDS: Final = {
     "301": Kind.MISCONFIGURED,
     "308": Kind.MISCONFIGURED,
     "CertificateVerifyFailed": Kind.CERTIFICATE,
+    "NoAuthorityError": Kind.CERTIFICATE,
     "KMS": Kind.ENCRYPTION,
     "EncryptionNotImplemented": Kind.ENCRYPTION,
     "NotImplemented": Kind.NOT_IMPLEMENTED,

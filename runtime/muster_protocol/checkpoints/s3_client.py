@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import ssl
 import time
 import zlib
 from datetime import datetime, timedelta, timezone
@@ -32,6 +33,12 @@ _REGION: Final = "x-amz-bucket-region"
 """The header that tells where a bucket is."""
 
 
+class NoAuthorityError(botocore.exceptions.BotoCoreError):
+    """The file that is to vouch for the server has no certificate."""
+
+    fmt = "{name} names {file!r}, which is no file with certificates in PEM form ({why})"
+
+
 def endpoint_in_environment() -> str:
     """URL of the S3 server, or "" for AWS's own."""
     return os.environ.get(env.S3_ENDPOINT) or os.environ.get("AWS_ENDPOINT_URL") or ""
@@ -52,17 +59,17 @@ def make_client(endpoint: str, connections: int, *, attempts: int = 5, connect: 
 
     Raises:
         ParamValidationError: a variable holds what it may not, or `endpoint` is no URL.
+        NoAuthorityError: the file with authorities' certificates has none.
         NoCredentialsError: there are none yet. The client would never look again.
     """
     encryption = _chosen(env.S3_ENCRYPTION, ENCRYPTIONS)
     addressing: Any = _chosen(env.S3_ADDRESSING, ADDRESSINGS) or ("path" if endpoint else "auto")
     authority = os.environ.get(env.S3_CA_FILE, "")
-    if authority and not os.access(authority, os.R_OK):
-        raise _wrong(f"{env.S3_CA_FILE} names {authority!r}, which can't be read")
     bundle = os.environ.get("AWS_CA_BUNDLE", "")
-    if bundle and not authority and not endpoint.startswith("http:") and not os.access(bundle, os.R_OK):
-        # botocore would tell it as a server that can't be reached, and try again
-        raise _wrong(f"AWS_CA_BUNDLE names {bundle!r}, which can't be read")
+    if authority:
+        _refuse_no_authority(env.S3_CA_FILE, authority)
+    elif bundle and not endpoint.startswith("http:"):
+        _refuse_no_authority("AWS_CA_BUNDLE", bundle)
     config = botocore.config.Config(
         connect_timeout=connect,
         read_timeout=read,
@@ -151,6 +158,18 @@ def _chosen(name: str, known: tuple[str, ...]) -> str:
     if value and value not in known:
         raise _wrong(f"{name}={value!r}: say {' or '.join(known)}")
     return value
+
+
+def _refuse_no_authority(name: str, file: str) -> None:
+    """Of a variable that names a file of certificates. botocore would tell it as a server that can't be reached, and
+    try again."""
+    if not os.access(file, os.R_OK):
+        raise _wrong(f"{name} names {file!r}, which can't be read")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
+    except OSError as error:  # OpenSSL's own, too; and that of a folder
+        why = getattr(error, "reason", None) or error.strerror
+        raise NoAuthorityError(name=name, file=file, why=why) from error
 
 
 def _wrong(what: str) -> botocore.exceptions.ParamValidationError:

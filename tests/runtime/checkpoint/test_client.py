@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import re
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,7 +22,7 @@ from muster_protocol.checkpoints import s3_client
 from muster_protocol.checkpoints.s3 import PART_BYTES, forget_object
 from muster_protocol.checkpoints.s3 import S3Store as ToolStore
 from muster_protocol.checkpoints.s3_client import make_client
-from muster_protocol.errors import MusterError
+from muster_protocol.errors import MusterError, StorageRefusedError
 from muster_protocol.storage_errors import Kind
 from muster_protocol.uris import parse_uri
 from muster_runtime.checkpoint.extents import whole
@@ -87,6 +89,31 @@ def test_a_certificate_that_nobody_vouches_for_is_told_at_once(
     with pytest.raises(MusterError, match="isn't trusted; name its authority's in AWS_CA_BUNDLE"):
         tool.get("word")
     tool.close()
+
+
+@pytest.mark.parametrize("name", ["MUSTER_S3_CA_FILE", "AWS_CA_BUNDLE"])
+@pytest.mark.parametrize("kind", ["another format", "empty", "folder"])
+def test_authorities_in_a_file_that_has_none_are_told_as_that_and_not_as_a_server_that_is_away(
+    authority: trustme.CA,
+    secure_server: S3Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    kind: str,
+) -> None:
+    path = tmp_path / "ca.crt"
+    if kind == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(b"" if kind == "empty" else ssl.PEM_cert_to_DER_cert(authority.cert_pem.bytes().decode()))
+    set_environment(monkeypatch, secure_server, **{name: str(path)})
+    told = f"{name} names '{path}', which is no file with certificates in PEM form"
+    with pytest.raises(Trouble, match=re.escape(told)) as trouble:
+        check(URI)
+    assert trouble.value.kind is Kind.CERTIFICATE, "it lasts, and is tried by nobody again"
+    for opened in (open_store(str(URI)), ToolStore(URI)):
+        with contextlib.closing(opened) as store, pytest.raises(StorageRefusedError, match=re.escape(told)):
+            store.get("word")
 
 
 @pytest.mark.parametrize(
