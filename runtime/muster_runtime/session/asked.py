@@ -77,13 +77,18 @@ def _of_groups(groups: list[dict[str, Any]]) -> Mapping[str, str]:
     }
 
 
-def _of_scheduler(state: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in state.items():
-        if name == "_schedulers":
+def _of_scheduler(state: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """torch's schedulers have a dict, with a list of such under `_schedulers`; a script's own may have anything."""
+    for name, value in state.items() if isinstance(state, Mapping) else ():
+        if name == "_schedulers" and isinstance(value, list):
             for number, inner in enumerate(value):
                 yield from _of_scheduler(inner, f"{path}{number}.")
-        elif name not in _NOT_ASKED and not name.startswith("_") and (text := _text(value)) is not None:
+        elif _is_option(name) and (text := _text(value)) is not None:
             yield f"{path}{name}", text
+
+
+def _is_option(name: Any) -> bool:
+    return isinstance(name, str) and name not in _NOT_ASKED and not name.startswith("_")
 
 
 def _text(value: Any) -> str | None:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from gangs import run_gang
 from hack.needs_torch import needs_torch
 from torch import nn
-from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LambdaLR, LinearLR, MultiStepLR, SequentialLR
+from torch.optim.lr_scheduler import (
+    ConstantLR,
+    CosineAnnealingLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    MultiStepLR,
+    SequentialLR,
+)
 
 from muster_runtime.session.asked import Asked, asked, changes
 from muster_runtime.session.tracking import Tracked
@@ -77,6 +86,46 @@ def test_schedules_inside_others_count_and_values_that_differ_by_process_do_not(
     told = changes(made(4, 0.5), made(5, 0.25))
     assert "thing1's 1.factor is 0.25 in the script and was 0.5" in told
     assert "thing2's milestones is {5: 1} in the script and was {4: 1}" in told
+
+
+class Phases(LRScheduler):
+    """A script's own, with two of torch's inside."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, factor: float) -> None:
+        self.factor = factor
+        self._schedulers = {"warm": LinearLR(optimizer, 0.1, total_iters=3), "then": ConstantLR(optimizer, 0.5)}
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+
+class InADict(Phases):
+    def state_dict(self) -> Any:
+        inner = {name: one.state_dict() for name, one in self._schedulers.items()}
+        return {"factor": self.factor, "_schedulers": inner, 7: "of no name"}
+
+
+class InATuple(Phases):
+    def state_dict(self) -> Any:
+        return self.factor, [one.state_dict() for one in self._schedulers.values()]
+
+
+class AsTheyAre(Phases):
+    """Its state has the schedulers themselves, as torch's `state_dict` makes it: no checkpoint takes that."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, factor: float) -> None:
+        super().__init__(optimizer, factor)
+        self._schedulers = list(self._schedulers.values())  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(("kind", "named"), [(InADict, True), (InATuple, False), (Phases, True), (AsTheyAre, True)])
+def test_a_scheduler_of_the_scripts_own_may_have_a_state_of_any_form(kind: type[Phases], named: bool) -> None:
+    def made(factor: float) -> Asked:
+        return words(kind(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.5), factor))
+
+    assert made(1.0) == made(1.0)
+    assert ("thing0's factor is 2.0 in the script and was 1.0" in changes(made(1.0), made(2.0))) is named
 
 
 def test_what_is_of_another_kind_is_not_said_to_go_on_as_it_was() -> None:
