@@ -49,7 +49,8 @@ class Restored:
 
     `job` is the name of the job that saved it, or "". `source` is where it came from when that isn't the store;
     `losses`, by step, are in no record of the store yet. `older`: what was committed last is not whole, and this is an
-    older checkpoint. `untracked`: names of what it has and the script doesn't track.
+    older checkpoint. `untracked`: names of what it has and the script doesn't track. `gathered`: paths of sharded
+    tensors that each rank was given whole.
     """
 
     run: RunState
@@ -60,6 +61,7 @@ class Restored:
     losses: tuple[tuple[int, float], ...] = ()
     older: bool = False
     untracked: tuple[str, ...] = ()
+    gathered: tuple[str, ...] = ()
 
 
 class Attempt:
@@ -104,7 +106,8 @@ class Attempt:
             raise StateError(f"{found.key} was written by another version of Muster: {error}") from error
         names = {tracked.name for tracked in self._objects}
         untracked = () if self._some else tuple(found.manifest.planner.get("trees", {}).keys() - names)
-        return Restored(run, finished, self._random, found.manifest.job, untracked=untracked)
+        gathered = tuple(self._restoration.gathered)
+        return Restored(run, finished, self._random, found.manifest.job, untracked=untracked, gathered=gathered)
 
 
 def rng_name(rank: int) -> str:

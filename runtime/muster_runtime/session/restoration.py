@@ -43,6 +43,8 @@ class Restoration:
     def __init__(self, objects: list[Tracked], trees: dict[str, Any], reader: Reader, rank: int) -> None:
         self._reader = reader
         self.table: TensorTable = {}
+        self.gathered: list[str] = []
+        """Paths of what each rank had a part of, and is given whole, for the script has nothing sharded there yet."""
         self._states: list[tuple[Tracked, Any]] = []
         self._copies: list[tuple[torch.Tensor, str]] = []
         self._names = {
@@ -76,7 +78,14 @@ class Restoration:
         if isinstance(tracked.thing, Optimizer):
             parameters = [p for group in tracked.thing.param_groups for p in group["params"]]
             return lambda path, name: self._fresh(name, present.get(path), parameter_at(path, tracked.name, parameters))
-        return lambda path, name: self._fresh(name, present.get(path), None)
+
+        def lookup(path: str, name: str) -> torch.Tensor:
+            found = self._fresh(name, present.get(path), None)
+            if self._saved(name).spread and not is_spread(found):
+                self.gathered.append(path)
+            return found
+
+        return lookup
 
     def _model_lookup(self, tracked: Tracked, tree: Any) -> Callable[[str, str], torch.Tensor]:
         _, present = split(tracked.name, tracked.state())

@@ -175,6 +175,13 @@ class Saves:
                 f"the checkpoint has {names}, which the script does not track: left out, and in no checkpoint from now "
                 "on. Track what the run tracked before, unless this is meant"
             )
+        if restored.gathered:
+            first, more = restored.gathered[0], len(restored.gathered) - 1
+            self._progress.warn(
+                f"the checkpoint has {first}{f' and {more} more' if more else ''} in shards, and the script has no "
+                "sharded tensor there yet: each rank is given the whole of it, as a plain tensor on the CPU. Make it "
+                "above the loop (a clone of its parameter), for then it comes back sharded as that is"
+            )
         if self._random is None:
             self._progress.log(
                 f"the checkpoint was written by {run.world_size} rank{'s' * (run.world_size != 1)}, this gang has "

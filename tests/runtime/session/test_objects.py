@@ -78,3 +78,53 @@ def test_what_a_script_tracks_no_more_is_told_before_it_is_in_no_checkpoint(tmp_
     assert told not in ended("tuned", 1, FORGETS="1", MUSTER_CHECKPOINT_FROM_LOAD="model", **start)
     assert told in ended("run", 3, FORGETS="1")
     assert told not in ended("run", 4, FORGETS="1"), "that checkpoint is one without it"
+
+
+AVERAGED = """
+import os
+import torch
+import muster_runtime as muster
+
+
+class Average:
+    def __init__(self, early):
+        self.values = {name: p.detach().clone() for name, p in model.named_parameters()} if early else {}
+
+    def update(self):
+        for name, parameter in model.named_parameters():
+            self.values[name] = torch.lerp(self.values.get(name, parameter.detach()), parameter.detach(), 0.1)
+
+    def state_dict(self):
+        return {"values": self.values}
+
+    def load_state_dict(self, state):
+        self.values = state["values"]
+        print("got", {type(one).__name__ for one in self.values.values()})
+
+
+session = muster.start()
+model = session.wrap(torch.nn.Linear(4, 2))
+average = Average("EARLY" in os.environ)
+session.track(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), average=average)
+for step in session.steps(int(os.environ["TOTAL"])):
+    if session.resumed_from is None:
+        average.update()
+"""
+
+
+@SHARDS
+@pytest.mark.parametrize("early", [True, False])
+def test_shards_that_a_script_makes_only_in_its_loop_come_back_whole_and_that_is_told(
+    early: bool, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(AVERAGED)
+    variables = {"MUSTER_STRATEGY": "fsdp", "MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/run"}
+    variables |= {"EARLY": "1"} if early else {}
+    run_gang(script, tmp_path / "out", 2, {**variables, "TOTAL": "1"}).check()
+    output = run_gang(script, tmp_path / "out", 2, {**variables, "TOTAL": "2"}).check().output
+    told = (
+        "WARNING: the checkpoint has average.values.weight and 1 more in shards, and the script has no sharded tensor"
+    )
+    assert (told in output) is not early
+    assert output.count(f"got {{'{'DTensor' if early else 'Tensor'}'}}") == 2
