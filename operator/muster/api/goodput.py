@@ -30,7 +30,7 @@ def account(status: TrainingJobStatus, submitted_at: datetime) -> Goodput:
     placed_at = status.placement.placed_at if status.placement is not None else None
     known = status.goodput
     if known is None:
-        unknown = placed_at is not None and (status.placements or 0) > 1
+        unknown = placed_at is not None and (status.restarts or status.preemptions)  # numbers of placements have gaps
         known = Goodput(until=_whole(placed_at if unknown and placed_at else submitted_at))
     return up_to(known, QUEUED, placed_at) if placed_at is not None else known
 

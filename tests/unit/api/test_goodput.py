@@ -62,8 +62,15 @@ def test_time_suspended_is_not_the_runs() -> None:
 
 def test_of_placements_before_the_account_nothing_is_made_up() -> None:
     placement = Placement.of(3, ["a"], placed_at=at(5000))
-    known = goodput.account(TrainingJobStatus(placement=placement, placements=3), BEGIN)
+    known = goodput.account(TrainingJobStatus(placement=placement, placements=3, restarts=2), BEGIN)
     assert (parts(known), known.until) == ({}, at(5000))
+
+
+def test_a_first_placement_may_have_a_higher_number() -> None:
+    """As where a lost node keeps pods of a deleted job of that name."""
+    placement = Placement.of(3, ["a"], placed_at=at(30))
+    known = goodput.account(TrainingJobStatus(placement=placement, placements=3), BEGIN)
+    assert parts(known) == {"queued": 30}
 
 
 def test_what_was_underused_is_of_the_time_of_training_and_adds_up_over_pods() -> None:
