@@ -36,10 +36,11 @@ def may_be_passed(round_: Round, heads: Heads, verdicts: Sequence[Verdict], star
         starts: by row, of those heads of which a start is proven.
     """
     left, found = set(starts), set[int]()
-    again = Again(round_) if left else None
-    takers = _Takers(round_, heads)
+    if not left:
+        return found
+    again, takers = Again(round_), _Takers(round_, heads)
     for verdict in verdicts:
-        if again is None or not left:
+        if not left:
             break
         job = verdict.job
         if job in left:
