@@ -117,16 +117,24 @@ class Executor:
         }
         await self._api.merge_patch(f"{path}/status", patch)
 
-    async def read(self, job: TrainingJob) -> TrainingJob | None:
-        """The job as the server has it, or None when it is gone or another of the same name."""
+    async def find(self, namespace: str, name: str, uid: str) -> Object | None:
+        """A job as the server has it, or None when it is gone or another has its name.
+
+        Raises ApiError, also while its kind is not served: that is answered by 404 as well, and its objects are there.
+        """
         try:
-            raw = await self._api.get(job_path(job.metadata.namespace, job.metadata.name))
+            found = await self._api.get(job_path(namespace, name))
         except ApiError as error:
-            if error.status == 404:
-                return None
-            raise
-        found = read_job(raw)
-        return await self.chunks.fetch(found) if found.metadata.uid == job.metadata.uid else None
+            if error.status != 404 or error.details.get("name") != name:
+                raise
+            return None
+        return found if found["metadata"]["uid"] == uid else None
+
+    async def read(self, job: TrainingJob) -> TrainingJob | None:
+        """`find` of a job that is known, with its whole placement."""
+        metadata = job.metadata
+        raw = await self.find(metadata.namespace, metadata.name, metadata.uid)
+        return None if raw is None else await self.chunks.fetch(read_job(raw))
 
     async def delete_job(self, job: TrainingJob) -> None:
         """Delete a job that has outlived its `ttlAfterFinished`; its pods follow."""

@@ -150,7 +150,7 @@ class Scheduling:
         )
         self._progress = Progress(self.cache, launchers, node_hours=self.reliability.hours)
         self._listening = Listening(api, self.cache)
-        self._uncollected = Uncollected(api, self.cache, self._worker.executor)
+        self._uncollected = Uncollected(self.cache, self._worker.executor)
         self._provisioning = Provisioning(api, self.cache, asking, settings) if asking else None
         self.cache.grows = asking is not None
         self.quarantining = (

@@ -10,9 +10,8 @@ import asyncio
 import logging
 from typing import Final
 
-from muster.cluster.client import Api
 from muster.cluster.errors import ApiError, ApiUnreachable
-from muster.cluster.executor import Executor, job_path
+from muster.cluster.executor import Executor
 from muster.cluster.views import PodView
 from muster.controllers.cache import Cache, Owner
 
@@ -27,8 +26,8 @@ PATIENCE: Final = 20.0
 class Uncollected:
     """Deletes pods whose job is gone, and which nobody has asked to go. `run` until cancelled."""
 
-    def __init__(self, api: Api, cache: Cache, executor: Executor) -> None:
-        self._api, self._cache, self._executor = api, cache, executor
+    def __init__(self, cache: Cache, executor: Executor) -> None:
+        self._cache, self._executor = cache, executor
         self._since: dict[Owner, float] = {}
 
     async def run(self) -> None:
@@ -54,25 +53,15 @@ class Uncollected:
 
     async def _delete(self, owner: Owner, pods: list[PodView]) -> None:
         # A job that can't be read is in no cache, and a watch may be late.
-        if await self._lives(owner, pods[0].job):
+        namespace, uid = owner
+        if await self._executor.find(namespace, pods[0].job, uid) is not None:
             return
         log.warning(
             "TrainingJob %s/%s is gone, and Kubernetes' garbage collector has left %d of its pods for %.0f s: deleting "
             "them; see how kube-controller-manager is",
             *(*_named(pods), len(pods), PATIENCE),
         )
-        await self._executor.delete_pods(owner[0], [(pod.name, pod.uid) for pod in pods])
-
-    async def _lives(self, owner: Owner, name: str) -> bool:
-        namespace, uid = owner
-        try:
-            found = await self._api.get(job_path(namespace, name))
-        except ApiError as error:
-            # Of a kind that is not served just now the answer is 404 as well, and its objects are there.
-            if error.status != 404 or error.details.get("name") != name:
-                raise
-            return False
-        return bool(found["metadata"]["uid"] == uid)
+        await self._executor.delete_pods(namespace, [(pod.name, pod.uid) for pod in pods])
 
 
 def _named(pods: list[PodView]) -> tuple[str, str]:

@@ -50,6 +50,28 @@ class Compressed(asyncio.SelectorEventLoop):
         return super().time() + self._hasty.skipped
 
 
+def worker_pod(
+    job: str, index: int, *, owner: str, node: str, namespace: str = "ns", generation: int = 1, **metadata: str
+) -> PodView:
+    """A running worker of a job of the UID `owner`. `metadata`: more of it."""
+    place = {"job": job, "generation": str(generation), "index": str(index), "attempt": "0"}
+    reference = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "name": job, "uid": owner}
+    return PodView.from_raw(
+        {
+            "metadata": {
+                "namespace": namespace,
+                "name": f"{job}-g{generation}-{index}-0",
+                "uid": f"{owner}-{generation}-{index}",
+                "labels": {f"muster.dev/{key}": value for key, value in place.items()},
+                "ownerReferences": [reference | {"controller": True}],
+                **metadata,
+            },
+            "spec": {"nodeName": node, "containers": [{"name": "trainer"}]},
+            "status": {"phase": "Running"},
+        }
+    )
+
+
 def compressed(test: Coroutine[Any, Any, None]) -> None:
     """Run a test on the compressed clock, which the wall clock does not follow."""
     with asyncio.Runner(loop_factory=Compressed) as runner:

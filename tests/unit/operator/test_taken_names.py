@@ -11,9 +11,8 @@ from muster.api.placement import Placement
 from muster.cluster.errors import ApiError
 from muster.cluster.executor import Executor, Outcome
 from muster.cluster.pods import Identity
-from muster.cluster.views import PodView
 
-from .loops import World, world
+from .loops import World, worker_pod, world
 
 pytestmark = pytest.mark.unit
 
@@ -65,21 +64,8 @@ async def test_an_earlier_jobs_is_waited_for_and_its_own_taken() -> None:
 
 def leave(place: World, node: str, generation: int) -> None:
     """A pod of a job `llama` that is gone, as its node has not ended it."""
-    labels = {"job": "llama", "generation": str(generation), "index": "0", "attempt": "0"}
-    owner = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "name": "llama", "uid": "old"}
-    raw: dict[str, Any] = {
-        "metadata": {
-            "namespace": "ns",
-            "name": f"llama-g{generation}-0-0",
-            "uid": f"old-{generation}",
-            "labels": {f"muster.dev/{key}": value for key, value in labels.items()},
-            "ownerReferences": [owner | {"controller": True}],
-            "deletionTimestamp": "2026-03-01T12:00:00Z",
-        },
-        "spec": {"nodeName": node, "containers": [{"name": "trainer"}]},
-        "status": {"phase": "Running"},
-    }
-    pod = PodView.from_raw(raw)
+    deleted = "2026-03-01T12:00:00Z"
+    pod = worker_pod("llama", 0, owner="old", generation=generation, node=node, deletionTimestamp=deleted)
     place.pods.items[pod.key] = pod
     place.cache.on_pod(pod.key, pod)
 

@@ -15,7 +15,7 @@ from muster.cluster.views import PodView
 from muster.controllers.cache import Cache
 from muster.controllers.uncollected import PATIENCE, Uncollected
 
-from .loops import Items
+from .loops import Items, worker_pod
 
 pytestmark = pytest.mark.unit
 
@@ -26,21 +26,7 @@ RAW: dict[str, Any] = {
 
 
 def worker(index: int) -> PodView:
-    owner = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "name": "train", "uid": "u1"}
-    place = {"job": "train", "generation": "1", "index": str(index), "attempt": "0"}
-    return PodView.from_raw(
-        {
-            "metadata": {
-                "namespace": "research",
-                "name": f"train-g1-{index}-0",
-                "uid": f"pod-{index}",
-                "labels": {f"muster.dev/{key}": value for key, value in place.items()},
-                "ownerReferences": [owner | {"controller": True}],
-            },
-            "spec": {"nodeName": "n", "containers": [{"name": "trainer"}]},
-            "status": {"phase": "Running"},
-        }
-    )
+    return worker_pod("train", index, namespace="research", owner="u1", node="n", uid=f"pod-{index}")
 
 
 class Server:
@@ -74,7 +60,7 @@ class Cluster:
         for index in (0, 1):
             self.show(worker(index))
         api: Any = self.server
-        self.uncollected = Uncollected(api, self.cache, Executor(api, b"k" * 16))
+        self.uncollected = Uncollected(self.cache, Executor(api, b"k" * 16))
 
     def show(self, pod: PodView) -> None:
         self.cache.on_pod(pod.key, pod)
@@ -153,3 +139,13 @@ async def test_they_stay_while_the_api_server_does_not_say_that_it_is_gone(
     assert await cluster.look(0.0, PATIENCE) == []
     cluster.server.trouble = None
     assert await cluster.look(2 * PATIENCE) == ["train-g1-0-0", "train-g1-1-0"]
+
+
+async def test_a_job_is_not_taken_for_deleted_while_its_kind_is_not_served(cluster: Cluster) -> None:
+    """When it is read because nobody knows what its last write came to."""
+    api: Any = cluster.server
+    job, executor = TrainingJob.from_raw(RAW), Executor(api, b"k" * 16)
+    assert await executor.read(job) is None, "it is gone"
+    cluster.server.trouble = ApiError(404, "NotFound", "the kind is not served")
+    with pytest.raises(ApiError):
+        await executor.read(job)
